@@ -1,0 +1,51 @@
+"""What a model is: the numbers that fix its shape and its arithmetic.
+
+Owner: whoever loads a model; immutable afterwards. Knows nothing of files, devices or batches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class RopeConfig:
+    """Rotary position embedding. `parameters` is transformers' `rope_parameters` / `rope_scaling` mapping, kept as it
+    is so that the frequency maths can be taken from transformers' own rope utilities."""
+
+    theta: float
+    parameters: tuple[tuple[str, object], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """The shape of a dense decoder of the Llama kind.
+
+    Invariants: `num_heads % num_kv_heads == 0`; `len(windows) == num_layers`.
+    """
+
+    architecture: str  # transformers' model_type: "llama", "mistral", "qwen2", "qwen3", ...
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_position: int  # longest context the weights were trained for, in tokens
+    norm_eps: float
+    rope: RopeConfig
+    tie_embeddings: bool
+    qkv_bias: bool = False
+    output_bias: bool = False  # bias on the attention's output projection
+    mlp_bias: bool = False
+    qk_norm: bool = False  # RMSNorm over each head of q and k before RoPE (Qwen3)
+    windows: tuple[int | None, ...] = ()  # per layer: sliding window in tokens, None for full attention
+    bos_token_id: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+    extra: tuple[tuple[str, object], ...] = field(default=())
+
+    @property
+    def kv_bytes_per_token_fp16(self) -> int:
+        """Bytes of keys and values one token takes over all layers at two bytes a number."""
+        return self.num_layers * 2 * self.num_kv_heads * self.head_dim * 2
