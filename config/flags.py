@@ -1,0 +1,78 @@
+"""The command line's flags, made from the fields of `Settings`.
+
+Values stay strings here: `Settings` parses and validates them, whichever source they come from.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import NoReturn, get_origin
+
+from config.errors import ConfigError
+from config.settings import Settings, flag_of, settings_flag, suggest
+from config.sizes import format_size
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, except that a mistake is one ConfigError instead of a usage message."""
+
+    def __init__(self, **kwargs: object) -> None:
+        super().__init__(allow_abbrev=False, formatter_class=_Help, **kwargs)  # type: ignore[arg-type]
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(message)
+
+
+class _Help(argparse.HelpFormatter):
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=36)
+
+
+def add_settings(parser: argparse.ArgumentParser) -> None:
+    """Give `parser` a flag for every setting, in the groups and the order in which they are defined."""
+    groups: dict[str, argparse._ArgumentGroup] = {}
+    for name, field in Settings.model_fields.items():
+        flag = settings_flag(name)
+        group = groups.get(flag.group) or groups.setdefault(flag.group, parser.add_argument_group(flag.group))
+        text = (field.description or "").replace("%", "%%")
+        if flag.positional:
+            group.add_argument(name, nargs="?", metavar=flag.metavar, default=argparse.SUPPRESS, help=text)
+            continue
+        if field.default not in (None, ()):
+            text = f"{text} [{_written(field.default, flag.metavar)}]"
+        if field.annotation is bool:
+            action = argparse.BooleanOptionalAction
+            group.add_argument(flag_of(name), action=action, default=argparse.SUPPRESS, help=text)
+        elif get_origin(field.annotation) is tuple:
+            metavar = flag.metavar
+            group.add_argument(
+                flag_of(name), nargs="+", action="extend", metavar=metavar, default=argparse.SUPPRESS, help=text
+            )
+        else:
+            metavar = flag.metavar or "{" + ",".join(_choices(field.annotation)) + "}"
+            group.add_argument(flag_of(name), metavar=metavar, default=argparse.SUPPRESS, help=text)
+
+
+def refuse_unknown(arguments: list[str]) -> None:
+    """Raise ConfigError for the first of the arguments that no flag took."""
+    if not arguments:
+        return
+    flag = next((argument for argument in arguments if argument.startswith("-")), None)
+    if flag is None:
+        raise ConfigError(f"unexpected argument {arguments[0]!r}: one MODEL at most")
+    name = flag.split("=", 1)[0]
+    meant = suggest(name.removeprefix("--no-"))
+    hint = f"did you mean {flag_of(meant)}?" if meant else "`octavo serve --help` lists the flags"
+    raise ConfigError(f"unknown flag {name}: {hint}")
+
+
+def _choices(annotation: object) -> tuple[str, ...]:
+    return tuple(str(choice) for choice in getattr(annotation, "__args__", ()))
+
+
+def _written(default: object, metavar: str | None) -> str:
+    if isinstance(default, bool):
+        return "on" if default else "off"
+    if isinstance(default, int) and metavar == "SIZE":
+        return format_size(default)
+    return f"{default:g}" if isinstance(default, float) else str(default)

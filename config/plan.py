@@ -1,0 +1,251 @@
+"""What the settings mean on this hardware with this model: the `Plan`.
+
+Every number that was decided comes with its reason, printed at start and served by `GET /info`. `resolve` is a pure
+function of plain numbers, so that any machine can be planned for on any other. Knows no tensors and no other room.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+
+from config.errors import ConfigError
+from config.hardware import Hardware
+from config.settings import Settings
+from config.sizes import format_size
+
+ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+# Bytes a weight takes with its share of a group's scale and minimum (groups of 32).
+_WEIGHT_BYTES = {"int8": 1.125, "int4": 0.625}
+
+# Free memory after the weights that the KV pool takes when nothing is said. A CPU's memory belongs to other programs
+# too; a GPU is usually taken whole, less what activations and graphs need.
+_CPU_SHARE, _CUDA_SHARE = 0.25, 0.85
+# A context shortened to fit the memory is not worth serving below this.
+_SHORTEST_CONTEXT = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What the plan has to know of a model, as plain numbers."""
+
+    name: str  # what clients call it unless told otherwise
+    weights: str  # the file's own format, for people: "GGUF Q4_1", "safetensors bfloat16"
+    weight_bits: int | None  # of a file that is quantised: 4 or 8, the nearest that is not fewer; None otherwise
+    parameters: int
+    max_position: int  # tokens of the longest context
+    kv_numbers_per_token: int  # keys and values of one token over all layers
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What will run. Invariant: `num_pages * page_size >= max_model_len`, so that one full context always fits."""
+
+    model: str
+    device: str  # "cpu" or "cuda"
+    dtype: str
+    quantization: str  # "none", "int8" or "int4"
+    attention_backend: str
+    threads: int
+    page_size: int  # tokens
+    kv_dtype: str
+    page_bytes: int
+    num_pages: int
+    max_model_len: int  # tokens
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    weight_bytes: int  # an estimate
+    reasons: dict[str, str] = field(default_factory=dict)  # by field name
+
+    @property
+    def kv_bytes(self) -> int:
+        """The KV pool's size."""
+        return self.num_pages * self.page_bytes
+
+    def rows(self) -> list[tuple[str, str, str]]:
+        """(what, value, why) for people."""
+        pool = f"{format_size(self.kv_bytes)}: {self.num_pages} pages of {self.page_size} tokens, {self.kv_dtype}"
+        lines = {
+            "model": self.model,
+            "device": self.device,
+            "dtype": self.dtype,
+            "quantization": self.quantization,
+            "attention_backend": self.attention_backend,
+            "threads": str(self.threads),
+            "num_pages": pool,
+            "max_model_len": f"{self.max_model_len} tokens",
+            "max_num_seqs": f"{self.max_num_seqs} sequences",
+            "max_num_batched_tokens": f"{self.max_num_batched_tokens} tokens",
+        }
+        names = {"num_pages": "KV pool", "max_model_len": "context", "max_num_seqs": "at once"}
+        names |= {"max_num_batched_tokens": "step", "attention_backend": "attention", "quantization": "weights"}
+        return [(names.get(key, key), value, self.reasons.get(key, "")) for key, value in lines.items()]
+
+    def as_dict(self) -> dict[str, object]:
+        """For JSON."""
+        return asdict(self) | {"kv_bytes": self.kv_bytes}
+
+
+def resolve(settings: Settings, hardware: Hardware, facts: ModelFacts) -> Plan:
+    """Decide everything that `settings` leaves open. Raises ConfigError when it cannot work."""
+    reasons = {"model": f"{facts.parameters / 1e6:,.0f} M parameters, {facts.weights}"}
+    device, reasons["device"] = _device(settings, hardware)
+    dtype, reasons["dtype"] = _dtype(settings, hardware, device)
+    quantization, reasons["quantization"] = _quantization(settings, facts, device)
+    backend, reasons["attention_backend"] = _attention_backend(settings, device)
+    threads, reasons["threads"] = _threads(settings, hardware)
+
+    kv_dtype = dtype if settings.kv_cache_dtype == "auto" else settings.kv_cache_dtype
+    token_bytes = facts.kv_numbers_per_token * ITEM_BYTES[kv_dtype]
+    page_bytes = token_bytes * settings.block_size
+    weight_bytes = int(facts.parameters * _WEIGHT_BYTES.get(quantization, ITEM_BYTES[dtype]))
+    free = hardware.cuda[0].free_bytes if device == "cuda" else hardware.free_bytes
+    if weight_bytes > free:
+        raise ConfigError(
+            f"the weights need {format_size(weight_bytes)} and {format_size(free)} are free: "
+            "use a smaller model, or --quantization int8 or int4"
+        )
+
+    budget, seqs, reasons["max_num_batched_tokens"], reasons["max_num_seqs"] = _step(settings, device)
+    wanted, asked = _wanted_context(settings, facts)
+    most = seqs * -(-wanted // settings.block_size)
+    num_pages, reasons["num_pages"] = _pool(settings, device, free - weight_bytes, page_bytes, most)
+    max_model_len, reasons["max_model_len"] = _context(wanted, asked, num_pages, settings.block_size, token_bytes)
+    return Plan(
+        model=facts.name,
+        device=device,
+        dtype=dtype,
+        quantization=quantization,
+        attention_backend=backend,
+        threads=threads,
+        page_size=settings.block_size,
+        kv_dtype=kv_dtype,
+        page_bytes=page_bytes,
+        num_pages=num_pages,
+        max_model_len=max_model_len,
+        max_num_seqs=seqs,
+        max_num_batched_tokens=budget,
+        weight_bytes=weight_bytes,
+        reasons=reasons,
+    )
+
+
+def _device(settings: Settings, hardware: Hardware) -> tuple[str, str]:
+    gpu = hardware.cuda[0] if hardware.cuda else None
+    if settings.device == "cuda" and gpu is None:
+        raise ConfigError("--device cuda: torch sees no CUDA device; check the driver, or use --device cpu")
+    if settings.device == "cpu" or gpu is None:
+        return "cpu", hardware.cpu + ("" if settings.device == "cpu" else ", no CUDA device found")
+    return "cuda", f"{gpu.name}, {format_size(gpu.memory_bytes)}"
+
+
+def _dtype(settings: Settings, hardware: Hardware, device: str) -> tuple[str, str]:
+    if settings.dtype != "auto":
+        return settings.dtype, "as asked"
+    if device == "cuda":
+        modern = hardware.cuda[0].capability >= (8, 0)
+        return ("bfloat16", "the GPU computes in it") if modern else ("float16", "the GPU is older than bfloat16")
+    for name in ("amx_bf16", "avx512_bf16", "bf16"):
+        if name in hardware.isa:
+            return "bfloat16", f"the processor has {name}"
+    return "float32", "the processor has no bfloat16 arithmetic"
+
+
+def _quantization(settings: Settings, facts: ModelFacts, device: str) -> tuple[str, str]:
+    if settings.quantization != "auto":
+        if device == "cuda" and settings.quantization != "none":
+            raise ConfigError(f"--quantization {settings.quantization} needs --device cpu; on CUDA use none")
+        return settings.quantization, "as asked"
+    if facts.weight_bits is None:
+        return "none", "the file is not quantised"
+    if device == "cuda":
+        return "none", f"dequantised from {facts.weights}"
+    return f"int{facts.weight_bits}", f"nearest to the file's {facts.weights}"
+
+
+def _attention_backend(settings: Settings, device: str) -> tuple[str, str]:
+    if settings.attention_backend == "cpu" and device == "cuda":
+        raise ConfigError("--attention-backend cpu needs --device cpu; on CUDA use torch")
+    if settings.attention_backend != "auto":
+        return settings.attention_backend, "as asked"
+    return ("torch", "runs on any device") if device == "cuda" else ("cpu", "C++ kernels for this processor")
+
+
+def _threads(settings: Settings, hardware: Hardware) -> tuple[int, str]:
+    if settings.threads is not None:
+        return settings.threads, f"as asked; {hardware.cores} physical cores usable"
+    return hardware.cores, "physical cores usable"
+
+
+def _step(settings: Settings, device: str) -> tuple[int, int, str, str]:
+    """Tokens in a step, sequences at once, and the reason of each."""
+    budget = settings.max_num_batched_tokens or (8192 if device == "cuda" else 512)
+    seqs = settings.max_num_seqs or min(256 if device == "cuda" else 128, budget)
+    if seqs > budget:
+        raise ConfigError(
+            f"--max-num-seqs {seqs} sequences take a token each from a step of {budget}: "
+            f"raise --max-num-batched-tokens to {seqs} or more"
+        )
+    default = f"default on {'CUDA' if device == 'cuda' else 'the CPU'}"
+    return (
+        budget,
+        seqs,
+        "as asked" if settings.max_num_batched_tokens else f"{default}: longer steps hold up streams",
+        "as asked" if settings.max_num_seqs else default,
+    )
+
+
+def _wanted_context(settings: Settings, facts: ModelFacts) -> tuple[int, bool]:
+    """The context to serve if the pool allows it, in tokens, and whether the operator asked for it."""
+    if settings.max_model_len is None:
+        return facts.max_position, False
+    if settings.max_model_len > facts.max_position:
+        raise ConfigError(
+            f"--max-model-len {settings.max_model_len} is longer than the model's context: "
+            f"use {facts.max_position} or less"
+        )
+    return settings.max_model_len, True
+
+
+def _pool(settings: Settings, device: str, free: int, page_bytes: int, most: int) -> tuple[int, str]:
+    """Pages of the KV pool. `free` bytes are left after the weights; more than `most` pages could not be used."""
+    if settings.kv_memory is not None:
+        size = settings.kv_memory.of(free)
+        if size > free:
+            raise ConfigError(
+                f"--kv-memory {settings.kv_memory} is more than the {format_size(free)} left after the weights: "
+                f"use {free >> 20}MiB or less"
+            )
+        if size < page_bytes:
+            raise ConfigError(
+                f"--kv-memory {settings.kv_memory} does not hold one page of {settings.block_size} tokens "
+                f"({format_size(page_bytes)}): use more, or a smaller --block-size"
+            )
+        return size // page_bytes, f"--kv-memory {settings.kv_memory}"
+    share = _CUDA_SHARE if device == "cuda" else _CPU_SHARE
+    pages = int(free * share) // page_bytes
+    if pages < 1:
+        raise ConfigError(
+            f"{format_size(free)} left after the weights do not hold one page of KV cache: use a smaller model"
+        )
+    if pages >= most:
+        return most, "as much as every sequence at its longest needs"
+    return pages, f"{share:.0%} of the {format_size(free)} left after the weights"
+
+
+def _context(wanted: int, asked: bool, pages: int, page_size: int, token_bytes: int) -> tuple[int, str]:
+    """The longest context, at most `wanted`, that the pool holds; ConfigError when that is too short to serve."""
+    held = pages * page_size
+    if wanted <= held:
+        return wanted, "as asked" if asked else "the model's own"
+    need = -(-wanted // page_size) * page_size * token_bytes
+    if asked or held < _SHORTEST_CONTEXT:
+        raise ConfigError(
+            f"the KV pool holds {held} tokens, less than one context of {wanted}: "
+            f"raise --kv-memory to {_up(need)}, or lower --max-model-len to {held}"
+        )
+    return held, f"what the KV pool holds; the model's {wanted} need --kv-memory {_up(need)}"
+
+
+def _up(size_bytes: int) -> str:
+    """`size_bytes` in whole MiB, rounded up, as the flag takes it."""
+    return f"{-(-size_bytes // (1 << 20))}MiB"

@@ -1,0 +1,250 @@
+"""What the operator asked for: every setting of the daemon, each defined once.
+
+One field gives the flag (`--max-model-len`), its environment twin (`OCTAVO_MAX_MODEL_LEN`), its key in the YAML file
+(`max-model-len`), its help text and its validation. A flag wins over the environment, the environment over the file,
+the file over the default. Names are vLLM's where it has one.
+
+Read once at start and immutable afterwards. Knows nothing of the machine or of the model: `config.plan` does.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
+
+from config.errors import ConfigError
+from config.sizes import MemoryAmount, parse_amount, parse_size
+
+ENV_PREFIX = "OCTAVO_"
+
+# What people coming from other servers type, and what the same thing is called here.
+_KNOWN_ELSEWHERE = {
+    "context_length": "max_model_len",
+    "ctx_size": "max_model_len",
+    "gpu_memory_utilization": "kv_memory",
+    "kv_cache_memory_bytes": "kv_memory",
+    "max_running_requests": "max_num_seqs",
+    "mem_fraction_static": "kv_memory",
+    "model_path": "model",
+    "page_size": "block_size",
+    "schedule_policy": "scheduling_policy",
+}
+
+
+def _split(value: object) -> object:
+    """A list written as one string, as environment variables and short YAML have it: `a, b`."""
+    return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+
+
+Strings = Annotated[tuple[str, ...], BeforeValidator(_split)]
+SizeBytes = Annotated[int, BeforeValidator(parse_size)]
+Amount = Annotated[MemoryAmount, BeforeValidator(lambda value: parse_amount(value))]
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """How a setting looks on the command line; the rest is in its pydantic field."""
+
+    group: str
+    metavar: str | None = None
+    positional: bool = False
+
+
+def _setting(flag: Flag, text: str, default: object, **constraints: Any) -> Any:
+    extra: dict[str, Any] = {"flag": flag}
+    return Field(default, description=text, json_schema_extra=extra, **constraints)
+
+
+_MODEL, _KV, _SCHEDULING, _HTTP, _PROCESS = "model", "KV cache", "scheduling", "HTTP", "process"
+
+
+class Settings(BaseModel):
+    """Every setting with its default. None means: decided by `config.plan` for this machine and model."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=False)
+
+    model: str | None = _setting(
+        Flag(_MODEL, "MODEL", positional=True),
+        "a Hugging Face directory, a hub id or a .gguf file; the embedded SmolLM2-135M-Instruct when not given",
+        None,
+    )
+    served_model_name: Strings = _setting(
+        Flag(_MODEL, "NAME"),
+        "names clients may use for the model, the first one in answers; its own name when not given",
+        (),
+    )
+    max_model_len: int | None = _setting(
+        Flag(_MODEL, "TOKENS"),
+        "longest context, prompt and answer together; the model's own when not given",
+        None,
+        gt=0,
+    )
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = _setting(
+        Flag(_MODEL), "arithmetic of activations and of weights that are not quantised", "auto"
+    )
+    quantization: Literal["auto", "none", "int8", "int4"] = _setting(
+        Flag(_MODEL), "format of the linear weights; auto keeps what the file has", "auto"
+    )
+    device: Literal["auto", "cpu", "cuda"] = _setting(Flag(_MODEL), "where the model runs", "auto")
+    threads: int | None = _setting(
+        Flag(_MODEL, "N"), "CPU threads that compute; the usable physical cores when not given", None, gt=0
+    )
+    attention_backend: Literal["auto", "torch", "cpu"] = _setting(
+        Flag(_MODEL), "attention kernels: torch is the reference, cpu is C++", "auto"
+    )
+    deterministic: bool = _setting(
+        Flag(_MODEL), "on CUDA, only kernels whose result does not depend on the batch (on the CPU all are such)", False
+    )
+    chat_template: str | None = _setting(
+        Flag(_MODEL, "FILE"), "a Jinja file to use in place of the model's own chat template", None
+    )
+
+    kv_memory: Amount | None = _setting(
+        Flag(_KV, "SIZE"), "memory for keys and values: 2GiB, 512MiB, or 70% of what is free after the weights", None
+    )
+    kv_cache_dtype: Literal["auto", "float32", "bfloat16", "float16"] = _setting(
+        Flag(_KV), "type in which keys and values are kept; auto is the model's dtype", "auto"
+    )
+    block_size: int = _setting(Flag(_KV, "TOKENS"), "tokens in a page of the KV cache", 16, ge=1, le=256)
+    enable_prefix_caching: bool = _setting(Flag(_KV), "reuse keys and values of prompts that begin alike", True)
+
+    max_num_seqs: int | None = _setting(
+        Flag(_SCHEDULING, "N"), "sequences running at once; 128 on the CPU and 256 on CUDA when not given", None, gt=0
+    )
+    max_num_batched_tokens: int | None = _setting(
+        Flag(_SCHEDULING, "TOKENS"), "tokens in one step; 512 on the CPU and 8192 on CUDA when not given", None, gt=0
+    )
+    max_queued_requests: int = _setting(
+        Flag(_SCHEDULING, "N"), "sequences that may wait for a place; further ones are answered 429", 1024, ge=0
+    )
+    scheduling_policy: Literal["fcfs", "priority"] = _setting(
+        Flag(_SCHEDULING), "order of waiting requests: by arrival, or by their `priority` field first", "fcfs"
+    )
+
+    host: str = _setting(Flag(_HTTP, "HOST"), "address to listen on; 0.0.0.0 for all", "127.0.0.1")
+    port: int = _setting(Flag(_HTTP, "PORT"), "port to listen on; 0 takes a free one", 8000, ge=0, le=65535)
+    api_key: Strings = _setting(
+        Flag(_HTTP, "KEY"), "keys that clients must present; none when not given", (), repr=False
+    )
+    open_metrics: bool = _setting(Flag(_HTTP), "let /metrics be read without an API key", False)
+    max_logprobs: int = _setting(
+        Flag(_HTTP, "N"), "most alternatives a request may ask for beside each token", 20, ge=0
+    )
+    strict_fields: bool = _setting(
+        Flag(_HTTP), "refuse request fields that are not known instead of ignoring them", True
+    )
+    max_body_size: SizeBytes = _setting(Flag(_HTTP, "SIZE"), "largest request body", 16 << 20, gt=0)
+    shutdown_timeout: float = _setting(
+        Flag(_HTTP, "SECONDS"), "how long running requests may go on after SIGTERM or SIGINT", 30.0, ge=0
+    )
+
+    config: Path | None = _setting(Flag(_PROCESS, "FILE"), "a YAML file with any of these settings", None)
+    log_level: Literal["debug", "info", "warning", "error"] = _setting(
+        Flag(_PROCESS), "least severe messages shown", "info"
+    )
+
+    @field_validator("api_key", "served_model_name")
+    @classmethod
+    def _no_empty_string(cls, values: tuple[str, ...]) -> tuple[str, ...]:
+        if not all(values):
+            raise ValueError("must not be empty")
+        return values
+
+    @classmethod
+    def load(cls, flags: Mapping[str, object], environment: Mapping[str, str]) -> Self:
+        """Merge the sources and validate. `flags` holds only those given, by field name.
+
+        Raises ConfigError, with one line that names the source, for the first thing that is wrong.
+        """
+        env = _read_environment(environment)
+        path = flags.get("config") or env.get("config")
+        file = _read_file(Path(str(path))) if path else {}
+        values: dict[str, object] = {}
+        origins: dict[str, str] = {}
+        for source, given in ((f"in {path}", file), ("from the environment", env), ("", flags)):
+            values |= given
+            origins |= dict.fromkeys(given, source)
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            raise ConfigError(_explain(error, origins)) from None
+
+
+def flag_of(name: str) -> str:
+    """`max_model_len` -> `--max-model-len`."""
+    if name in Settings.model_fields and settings_flag(name).positional:
+        return settings_flag(name).metavar or name.upper()
+    return "--" + name.replace("_", "-")
+
+
+def settings_flag(name: str) -> Flag:
+    """The command-line side of a setting."""
+    extra = Settings.model_fields[name].json_schema_extra
+    assert isinstance(extra, dict)
+    flag = extra["flag"]
+    assert isinstance(flag, Flag)
+    return flag
+
+
+def suggest(name: str) -> str | None:
+    """The setting somebody probably meant by `name`, given as a field, a flag or a key."""
+    field = name.lstrip("-").replace("-", "_").lower()
+    if field in _KNOWN_ELSEWHERE:
+        return _KNOWN_ELSEWHERE[field]
+    close = difflib.get_close_matches(field, Settings.model_fields, n=1, cutoff=0.7)
+    return close[0] if close else None
+
+
+def _read_environment(environment: Mapping[str, str]) -> dict[str, object]:
+    values: dict[str, object] = {}
+    for variable, value in environment.items():
+        if not variable.startswith(ENV_PREFIX):
+            continue
+        name = variable.removeprefix(ENV_PREFIX).lower()
+        if name not in Settings.model_fields:
+            meant = suggest(name)
+            hint = f"did you mean {ENV_PREFIX}{meant.upper()}?" if meant else "`octavo serve --help` lists the settings"
+            raise ConfigError(f"unknown environment variable {variable}: {hint}")
+        values[name] = value
+    return values
+
+
+def _read_file(path: Path) -> dict[str, object]:
+    import yaml  # only when a file is given
+
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"--config {path}: cannot be read: {(error.strerror or str(error)).lower()}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--config {path}: is not YAML: {' '.join(str(error).split())}") from None
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise ConfigError(f"--config {path}: must hold `setting: value` lines, such as `port: 8000`")
+    values: dict[str, object] = {}
+    for key, value in content.items():
+        name = str(key).replace("-", "_")
+        if name not in Settings.model_fields or name == "config":
+            meant = suggest(name)
+            hint = f"did you mean {meant.replace('_', '-')}?" if meant else "`octavo serve --help` lists the settings"
+            raise ConfigError(f"--config {path}: unknown key {key}: {hint}")
+        values[name] = value
+    return values
+
+
+def _explain(error: ValidationError, origins: Mapping[str, str]) -> str:
+    """The first of pydantic's complaints as one line: `--port must be ... , not 'abc' (from the environment)`."""
+    first = error.errors(include_url=False, include_context=False)[0]
+    name = str(first["loc"][0])
+    message = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ").partition(", unable to")[0]
+    message = message if message.startswith("must") else f"must be {message[0].lower()}{message[1:]}"
+    # A key must not end up in a log.
+    got = "" if name == "api_key" else f", not {first['input']!r}"
+    origin = f" ({origins[name]})" if origins.get(name) else ""
+    return f"{flag_of(name)} {message}{got}{origin}"
