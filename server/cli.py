@@ -1,0 +1,59 @@
+"""The command `octavo`: reads the flags, runs a subcommand, turns configuration mistakes into one line and exit code 2.
+
+Runs in the main thread. Imports nothing heavy, so that `--help` and mistakes answer at once: what serves a model is
+imported by the subcommand that needs it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+
+from config.errors import ConfigError
+from config.flags import Parser, add_settings, refuse_unknown
+from config.settings import Settings
+from config.version import VERSION
+
+_EPILOG = (
+    "Every flag has an environment twin (--max-model-len: OCTAVO_MAX_MODEL_LEN) and a key in the YAML file given by "
+    "--config (max-model-len). A flag wins over the environment, the environment over the file."
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; the exit code: 0 when all went well, 2 for a mistake in the configuration."""
+    began = time.perf_counter()
+    parser = _parser()
+    try:
+        namespace, unknown = parser.parse_known_args(arguments)
+        refuse_unknown(unknown)
+        flags = vars(namespace)
+        flags.pop("command")
+        return _serve(flags, began)
+    except ConfigError as error:
+        print(f"octavo: error: {error}", file=sys.stderr)
+        return 2
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="octavo", description="Serve language models over the OpenAI HTTP API.")
+    parser.add_argument("--version", action="version", version=f"octavo {VERSION}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)
+    serve = commands.add_parser(
+        "serve", help="serve a model", description="Serve a model until interrupted.", epilog=_EPILOG
+    )
+    add_settings(serve)
+    return parser
+
+
+def _serve(flags: dict[str, object], began: float) -> int:
+    settings = Settings.load(flags, os.environ)
+    from server.launch import serve
+
+    return serve(settings, began)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
