@@ -1,0 +1,42 @@
+"""What can go wrong with a model before it serves its first token.
+
+    ModelError                  one readable line that says what is wrong and what to do
+    |- ModelNotFoundError       no such file, folder or hub repository, or no network to reach it
+    |- UnsupportedModelError    a sound model of a kind this build cannot run
+    |- CorruptModelError        truncated, incomplete or contradictory files
+    |- CacheError               the cache folder cannot be written
+    |- KernelError              the compiled kernels cannot be built or loaded; the caller falls back to torch
+    |- KernelError              the CPU kernels cannot be built or cannot run this model
+
+All others end a start with exit code 2; none of them can happen once a model serves.
+"""
+
+from __future__ import annotations
+
+
+class ModelError(Exception):
+    """A model cannot be loaded. The message is one line meant for the operator."""
+
+
+class ModelNotFoundError(ModelError):
+    """The model named on the command line cannot be found."""
+
+
+class UnsupportedModelError(ModelError):
+    """The model is of an architecture, format or size that cannot be run."""
+
+
+class CorruptModelError(ModelError):
+    """The model's files are damaged or contradict each other."""
+
+
+class CacheError(ModelError):
+    """A derived file cannot be kept."""
+
+
+class KernelError(ModelError):
+    """The native kernels cannot be used; the torch operators can."""
+
+
+class KernelError(ModelError):
+    """The compiled kernels cannot be used on this machine."""
