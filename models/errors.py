@@ -36,7 +36,3 @@ class CacheError(ModelError):
 
 class KernelError(ModelError):
     """The native kernels cannot be used; the torch operators can."""
-
-
-class KernelError(ModelError):
-    """The compiled kernels cannot be used on this machine."""

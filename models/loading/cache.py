@@ -72,8 +72,9 @@ def build_once(path: Path, builder: Callable[[Path], None]) -> Path:
                 _build(path, builder)
                 _delete_oldest(path.parents[1], keep=path)
     except OSError as error:
+        reason = error.strerror or error
         raise CacheError(
-            f"The cache file {path} cannot be made ({error.strerror or error}): free some space, or set OCTAVO_CACHE_DIR."
+            f"The cache file {path} cannot be made ({reason}): free some space, or set OCTAVO_CACHE_DIR."
         ) from error
     return path
 
