@@ -10,8 +10,12 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """Rotary position embedding. `parameters` is transformers' `rope_parameters` / `rope_scaling` mapping, kept as it
-    is so that the frequency maths can be taken from transformers' own rope utilities."""
+    """Rotary position embedding. `parameters` is transformers' `rope_parameters` mapping, with "rope_type" and
+    "rope_theta" always there and lists as tuples, so that the frequency maths can be taken from its rope utilities.
+
+    One type is ours: "divided" is plain frequencies, each divided by its number of `divisors` [head_dim / 2]. It is how
+    GGUF files of Llama 3.1 and later write their scaling.
+    """
 
     theta: float
     parameters: tuple[tuple[str, object], ...] = ()
@@ -40,7 +44,7 @@ class ModelConfig:
     output_bias: bool = False  # bias on the attention's output projection
     mlp_bias: bool = False
     qk_norm: bool = False  # RMSNorm over each head of q and k before RoPE (Qwen3)
-    windows: tuple[int | None, ...] = ()  # per layer: sliding window in tokens, None for full attention
+    windows: tuple[int | None, ...] = ()  # per layer: tokens a row attends to, itself included; None for all
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     extra: tuple[tuple[str, object], ...] = field(default=())

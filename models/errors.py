@@ -5,10 +5,9 @@
     |- UnsupportedModelError    a sound model of a kind this build cannot run
     |- CorruptModelError        truncated, incomplete or contradictory files
     |- CacheError               the cache folder cannot be written
-    |- KernelError              the compiled kernels cannot be built or loaded; the caller falls back to torch
     |- KernelError              the CPU kernels cannot be built or cannot run this model
 
-All others end a start with exit code 2; none of them can happen once a model serves.
+All but the last end a start with exit code 2; none of them can happen once a model serves.
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ def _refuse_what_is_not_read(path: Path, architecture: str, metadata: Mapping[st
 
 
 def _rope(path: Path, architecture: str, metadata: Mapping[str, Any], factors: tuple[float, ...]) -> RopeConfig:
-    """Rotary parameters under transformers' names. Per-frequency factors are its "longrope" with one set of them."""
+    """Rotary parameters under transformers' names, and "divided" for a file that lists what to divide frequencies by."""
     theta = float(metadata.get(f"{architecture}.rope.freq_base", 10000.0))
     scaling = {
         key: metadata.get(f"{architecture}.rope.scaling.{key}")
@@ -125,9 +125,7 @@ def _rope(path: Path, architecture: str, metadata: Mapping[str, Any], factors: t
     if scaling["attn_factor"] not in (None, 1.0) or scaling["type"] not in (None, "none", "linear", "yarn"):
         raise UnsupportedModelError(f"{path}: rotary scaling {scaling['type']!r} of a GGUF file is not supported.")
     if factors:
-        trained = metadata.get(f"{architecture}.context_length")
-        parameters |= {"rope_type": "longrope", "short_factor": factors, "long_factor": factors, "factor": 1.0}
-        parameters |= {"attention_factor": 1.0, "original_max_position_embeddings": trained}
+        parameters |= {"rope_type": "divided", "divisors": factors}
     elif scaling["type"] in ("linear", "yarn") and scaling["factor"]:
         parameters |= {"rope_type": scaling["type"], "factor": float(scaling["factor"])}
         if scaling["type"] == "yarn":
