@@ -20,6 +20,7 @@ _WEIGHT_BYTES = {"int8": 1.125, "int4": 0.625}
 # Free memory after the weights that the KV pool takes when nothing is said. A CPU's memory belongs to other programs
 # too; a GPU is usually taken whole, less what activations and graphs need.
 _CPU_SHARE, _CUDA_SHARE = 0.25, 0.85
+_CPU_TILE = 16  # tokens
 # A context shortened to fit the memory is not worth serving below this.
 _SHORTEST_CONTEXT = 1024
 
@@ -165,9 +166,11 @@ def _quantization(settings: Settings, facts: ModelFacts, device: str) -> tuple[s
 def _attention_backend(settings: Settings, device: str) -> tuple[str, str]:
     if settings.attention_backend == "cpu" and device == "cuda":
         raise ConfigError("--attention-backend cpu needs --device cpu; on CUDA use torch")
-    if settings.attention_backend != "auto":
-        return settings.attention_backend, "as asked"
-    return ("torch", "runs on any device") if device == "cuda" else ("cpu", "C++ kernels for this processor")
+    if device == "cuda" or settings.attention_backend == "torch":
+        return "torch", "runs on any device" if settings.attention_backend == "auto" else "as asked"
+    if settings.block_size % _CPU_TILE:
+        raise ConfigError(f"--block-size {settings.block_size} is not a multiple of {_CPU_TILE}, the CPU kernels' tile")
+    return "cpu", "C++ kernels for this processor" if settings.attention_backend == "auto" else "as asked"
 
 
 def _threads(settings: Settings, hardware: Hardware) -> tuple[int, str]:

@@ -143,6 +143,11 @@ class Settings(BaseModel):
         Flag(_HTTP, "SECONDS"), "how long running requests may go on after SIGTERM or SIGINT", 30.0, ge=0
     )
 
+    cache_dir: Path | None = _setting(
+        Flag(_PROCESS, "FOLDER"),
+        "where compiled kernels and converted files are kept; the user's cache when not given",
+        None,
+    )
     config: Path | None = _setting(Flag(_PROCESS, "FILE"), "a YAML file with any of these settings", None)
     log_level: Literal["debug", "info", "warning", "error"] = _setting(
         Flag(_PROCESS), "least severe messages shown", "info"

@@ -74,6 +74,11 @@ def test_what_only_the_cpu_can_do_is_refused_on_cuda() -> None:
     assert plan(GPU_SERVER).attention_backend == "torch"
 
 
+def test_pages_are_whole_tiles_of_the_cpu_kernels() -> None:
+    assert "multiple of 16" in refusal(block_size="24")
+    assert plan(block_size="24", attention_backend="torch").page_size == 24
+
+
 def test_weights_stay_as_the_file_has_them() -> None:
     assert plan(LAPTOP, SMALL).quantization == "int4"
     assert plan(SERVER, LARGE).quantization == "none"

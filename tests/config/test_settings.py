@@ -91,6 +91,7 @@ OTHER_VALUES = {
     "max_body_size": "1MiB",
     "shutdown_timeout": "1.5",
     "log_level": "debug",
+    "cache_dir": "/var/cache/octavo",
 }
 
 
