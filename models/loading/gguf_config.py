@@ -13,11 +13,11 @@ from typing import Any
 from models.config import ModelConfig, RopeConfig
 from models.errors import CorruptModelError, UnsupportedModelError
 from models.loading.layout import check_numbers
+from models.loading.special_tokens import END_TOKENS
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 INTERLEAVED_ROPE = ("llama",)  # architectures whose q and k rows the file holds in interleaved rotary order
 ROPE_FACTORS = "rope_freqs.weight"  # [head_dim / 2] what to divide each rotary frequency by (Llama 3.1 and later)
-END_TOKENS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>")
 CONTROL = 3  # the token type of control tokens
 
 _TOP_NAMES = {
@@ -115,7 +115,7 @@ def _refuse_what_is_not_read(path: Path, architecture: str, metadata: Mapping[st
 
 
 def _rope(path: Path, architecture: str, metadata: Mapping[str, Any], factors: tuple[float, ...]) -> RopeConfig:
-    """Rotary parameters under transformers' names, and "divided" for a file that lists what to divide frequencies by."""
+    """Rotary parameters under transformers' names, and "divided" for a file that lists divisors of its frequencies."""
     theta = float(metadata.get(f"{architecture}.rope.freq_base", 10000.0))
     scaling = {
         key: metadata.get(f"{architecture}.rope.scaling.{key}")

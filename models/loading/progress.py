@@ -6,7 +6,7 @@ Owner: the thread that does the work.
 from __future__ import annotations
 
 import sys
-import time
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -14,10 +14,11 @@ DELAY_SECONDS = 1.0
 
 
 @contextmanager
-def progress(
-    description: str, total: int, *, clock: Callable[[], float] = time.monotonic
-) -> Iterator[Callable[[int], None]]:
-    """Yields `advance(amount)`. Nothing is shown until a second has passed, and nothing stays when the work is done."""
+def progress(description: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
+    """Yields `advance(amount)`. A bar appears once a second has passed and goes when the work is done.
+
+    `total` None means that the length of the work is not known.
+    """
     if not sys.stderr.isatty():
         yield lambda amount: None
         return
@@ -27,14 +28,12 @@ def progress(
 
     bar = Progress(console=Console(stderr=True), transient=True)
     task = bar.add_task(description, total=total)
-    started = clock()
-
-    def advance(amount: int) -> None:
-        bar.advance(task, amount)
-        if not bar.live.is_started and clock() - started > DELAY_SECONDS:
-            bar.start()
-
+    timer = threading.Timer(DELAY_SECONDS, bar.start)
+    timer.daemon = True
+    timer.start()
     try:
-        yield advance
+        yield lambda amount: bar.advance(task, amount)
     finally:
+        timer.cancel()
+        timer.join()
         bar.stop()

@@ -1,0 +1,45 @@
+"""Tokenizers in formats that only transformers can read: converted once, then kept in the cache.
+
+Owner: whoever loads the model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from importlib.metadata import version
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from models.errors import UnsupportedModelError
+from models.loading.cache import build_once, cache_path
+from models.loading.progress import progress
+
+
+def converted_tokenizer(content_key: str, folder: str, gguf_file: str | None = None) -> Tokenizer:
+    """The tokenizer of a folder, or of a GGUF file in it. `content_key` stands for the files it is made from.
+
+    Raises UnsupportedModelError, and CacheError.
+    """
+    made_by = f"{content_key} {version('transformers')} {version('tokenizers')}"
+    path = cache_path("tokenizers", hashlib.sha256(made_by.encode()).hexdigest()[:32], ".json")
+
+    def convert(target: Path) -> None:
+        target.write_text(_convert(folder, gguf_file), encoding="utf-8")
+
+    return Tokenizer.from_file(str(build_once(path, convert)))
+
+
+def _convert(folder: str, gguf_file: str | None) -> str:
+    with progress("Converting the tokenizer"):
+        from transformers import AutoTokenizer
+
+        where = f"{folder}/{gguf_file}" if gguf_file else folder
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=gguf_file, local_files_only=True)
+            return str(tokenizer.backend_tokenizer.to_str())
+        except Exception as error:  # whatever a vocabulary that is not understood sets off
+            reason = str(error).strip().splitlines()
+            raise UnsupportedModelError(
+                f"The tokenizer of {where} cannot be read ({reason[0] if reason else type(error).__name__})."
+            ) from error

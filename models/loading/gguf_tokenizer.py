@@ -1,0 +1,124 @@
+"""A tokenizer from a GGUF file's metadata.
+
+Owner: whoever loads the model. Byte-level vocabularies of the families below are built directly, in a tenth of a
+second; anything else is converted by transformers, in several, and kept in the cache.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tokenizers import AddedToken, Regex, Tokenizer
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from tokenizers.models import BPE
+from tokenizers.normalizers import NFC
+from tokenizers.pre_tokenizers import ByteLevel, Digits, PreTokenizer, Sequence, Split
+
+from models.errors import CorruptModelError
+from models.loading.converted_tokenizer import converted_tokenizer
+from models.loading.gguf_config import CONTROL
+from models.loading.gguf_file import GgufCheckpoint
+from models.loading.special_tokens import add_template
+
+USER_DEFINED = 4  # the token type of tokens that are matched whole and are not control tokens
+SPECIAL_KEYS = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+
+_LETTERS = r"[^\r\n\p{L}\p{N}]?"
+_REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_UPPER, _LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """How a family of byte-level tokenizers cuts text before merging, as in its models' own tokenizer.json."""
+
+    pattern: str | None = None  # None for GPT-2's
+    single_digits: bool = False  # GPT-2's pattern after every digit was cut off
+    compose: bool = False  # Unicode NFC first
+    whole_words_first: bool = False  # a piece that is a token is not put together from merges
+    add_bos: bool = False  # when the file does not say
+
+
+FAMILIES = {
+    "gpt-2": Family(),
+    "smollm": Family(single_digits=True),
+    "qwen2": Family(rf"{_CONTRACTIONS}|{_LETTERS}\p{{L}}+|\p{{N}}|{_REST}", compose=True),
+    "llama-bpe": Family(
+        rf"{_CONTRACTIONS}|{_LETTERS}\p{{L}}+|\p{{N}}{{1,3}}|{_REST}", whole_words_first=True, add_bos=True
+    ),
+    "tekken": Family(
+        rf"{_LETTERS}[{_UPPER}]*[{_LOWER}]+|{_LETTERS}[{_UPPER}]+[{_LOWER}]*|\p{{N}}"
+        r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+        whole_words_first=True,
+        add_bos=True,
+    ),
+}
+
+
+class GgufTokenizer:
+    """The parts of a LoadedTokenizer."""
+
+    def __init__(self, checkpoint: GgufCheckpoint) -> None:
+        self._checkpoint = checkpoint
+
+    def build(self) -> Tokenizer:
+        family = FAMILIES.get(self._value("pre"))
+        if self._value("model") == "gpt2" and family and self._value("merges") is not None:
+            return self._byte_level(family)
+        path = self._checkpoint.path
+        return converted_tokenizer(self._checkpoint.fingerprint, str(path.parent), path.name)
+
+    def chat_template(self) -> str | None:
+        template = self._checkpoint.metadata.get("tokenizer.chat_template")
+        return template if isinstance(template, str) else None
+
+    def special_tokens(self) -> dict[str, str]:
+        return {name: text for name, key in SPECIAL_KEYS.items() if (text := self._special(key)) is not None}
+
+    def end_tokens(self) -> tuple[str, ...]:
+        """None that the checkpoint's configuration does not have already."""
+        return ()
+
+    def _byte_level(self, family: Family) -> Tokenizer:
+        tokens: list[str] = self._value("tokens")
+        try:
+            merges = [tuple(merge.split(" ", 1)) for merge in self._value("merges")]
+            model = BPE(
+                vocab={token: i for i, token in enumerate(tokens)},
+                merges=merges,
+                ignore_merges=family.whole_words_first,
+            )
+        except Exception as error:  # tokenizers raises nothing more precise
+            raise CorruptModelError(f"{self._checkpoint.path}: its vocabulary is damaged ({error}).") from None
+        tokenizer = Tokenizer(model)
+        if family.compose:
+            tokenizer.normalizer = NFC()
+        tokenizer.pre_tokenizer = _pre_tokenizer(family)
+        tokenizer.decoder = ByteLevelDecoder()
+        types = self._value("token_type")
+        for kind, special in ((CONTROL, True), (USER_DEFINED, False)):
+            added = [
+                token for token, own in zip(tokens, types if types is not None else (), strict=False) if own == kind
+            ]
+            tokenizer.add_tokens([AddedToken(token, normalized=False, special=special) for token in added])
+        add_bos = self._value("add_bos_token")
+        bos = self._special("bos") if (family.add_bos if add_bos is None else add_bos) else None
+        add_template(tokenizer, bos, self._special("eos") if self._value("add_eos_token") else None)
+        return tokenizer
+
+    def _special(self, key: str) -> str | None:
+        token_id, tokens = self._value(f"{key}_token_id"), self._value("tokens")
+        return tokens[token_id] if tokens and token_id is not None and token_id < len(tokens) else None
+
+    def _value(self, key: str) -> Any:
+        return self._checkpoint.metadata.get(f"tokenizer.ggml.{key}")
+
+
+def _pre_tokenizer(family: Family) -> PreTokenizer:
+    if family.pattern:
+        split = Split(Regex(family.pattern), behavior="isolated")
+        return Sequence([split, ByteLevel(add_prefix_space=False, use_regex=False)])
+    byte_level = ByteLevel(add_prefix_space=False)
+    return Sequence([Digits(individual_digits=True), byte_level]) if family.single_digits else byte_level
