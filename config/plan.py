@@ -14,8 +14,8 @@ from config.settings import Settings
 from config.sizes import format_size
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-# Bytes a weight takes with its share of a group's scale and minimum (groups of 32).
-_WEIGHT_BYTES = {"int8": 1.125, "int4": 0.625}
+# Bytes a quantised weight takes with its share of a group's scale and minimum (groups of 32), by bits.
+_QUANTISED_BYTES = {8: 1.125, 4: 0.625}
 
 # Free memory after the weights that the KV pool takes when nothing is said. A CPU's memory belongs to other programs
 # too; a GPU is usually taken whole, less what activations and graphs need.
@@ -30,7 +30,7 @@ class ModelFacts:
     """What the plan has to know of a model, as plain numbers."""
 
     name: str  # what clients call it unless told otherwise
-    weights: str  # the file's own format, for people: "GGUF Q4_1", "safetensors bfloat16"
+    weights: str  # the file's own format, for people: "Q4_1", "bfloat16"
     weight_bits: int | None  # of a file that is quantised: 4 or 8, the nearest that is not fewer; None otherwise
     parameters: int
     max_position: int  # tokens of the longest context
@@ -44,7 +44,7 @@ class Plan:
     model: str
     device: str  # "cpu" or "cuda"
     dtype: str
-    quantization: str  # "none", "int8" or "int4"
+    quantization: str  # of the linear weights: "none", "stored" (as the file has them), "int8" or "int4"
     attention_backend: str
     threads: int
     page_size: int  # tokens
@@ -91,14 +91,14 @@ def resolve(settings: Settings, hardware: Hardware, facts: ModelFacts) -> Plan:
     reasons = {"model": f"{facts.parameters / 1e6:,.0f} M parameters, {facts.weights}"}
     device, reasons["device"] = _device(settings, hardware)
     dtype, reasons["dtype"] = _dtype(settings, hardware, device)
-    quantization, reasons["quantization"] = _quantization(settings, facts, device)
-    backend, reasons["attention_backend"] = _attention_backend(settings, device)
+    kv_dtype = dtype if settings.kv_cache_dtype == "auto" else settings.kv_cache_dtype
+    backend, reasons["attention_backend"] = _attention_backend(settings, device, {dtype, kv_dtype})
+    quantization, reasons["quantization"] = _quantization(settings, facts, backend)
     threads, reasons["threads"] = _threads(settings, hardware)
 
-    kv_dtype = dtype if settings.kv_cache_dtype == "auto" else settings.kv_cache_dtype
     token_bytes = facts.kv_numbers_per_token * ITEM_BYTES[kv_dtype]
     page_bytes = token_bytes * settings.block_size
-    weight_bytes = int(facts.parameters * _WEIGHT_BYTES.get(quantization, ITEM_BYTES[dtype]))
+    weight_bytes = int(facts.parameters * _weight_bytes(quantization, dtype, facts))
     free = hardware.cuda[0].free_bytes if device == "cuda" else hardware.free_bytes
     if weight_bytes > free:
         raise ConfigError(
@@ -151,32 +151,44 @@ def _dtype(settings: Settings, hardware: Hardware, device: str) -> tuple[str, st
     return "float32", "the processor has no bfloat16 arithmetic"
 
 
-def _quantization(settings: Settings, facts: ModelFacts, device: str) -> tuple[str, str]:
-    if settings.quantization != "auto":
-        if device == "cuda" and settings.quantization != "none":
-            raise ConfigError(f"--quantization {settings.quantization} needs --device cpu; on CUDA use none")
-        return settings.quantization, "as asked"
-    if facts.weight_bits is None:
-        return "none", "the file is not quantised"
-    if device == "cuda":
-        return "none", f"dequantised from {facts.weights}"
-    return f"int{facts.weight_bits}", f"nearest to the file's {facts.weights}"
-
-
-def _attention_backend(settings: Settings, device: str) -> tuple[str, str]:
+def _attention_backend(settings: Settings, device: str, dtypes: set[str]) -> tuple[str, str]:
     if settings.attention_backend == "cpu" and device == "cuda":
         raise ConfigError("--attention-backend cpu needs --device cpu; on CUDA use torch")
-    if device == "cuda" or settings.attention_backend == "torch":
-        return "torch", "runs on any device" if settings.attention_backend == "auto" else "as asked"
-    if settings.block_size % _CPU_TILE:
+    if settings.attention_backend == "cpu" and "float16" in dtypes:
+        raise ConfigError("--attention-backend cpu has no float16: use --dtype bfloat16 or --attention-backend torch")
+    if settings.attention_backend != "auto":
+        backend, reason = settings.attention_backend, "as asked"
+    elif device == "cuda":
+        backend, reason = "torch", "runs on any device"
+    elif "float16" in dtypes:
+        backend, reason = "torch", "the C++ kernels have no float16"
+    else:
+        backend, reason = "cpu", "C++ kernels for this processor"
+    if backend == "cpu" and settings.block_size % _CPU_TILE:
         raise ConfigError(f"--block-size {settings.block_size} is not a multiple of {_CPU_TILE}, the CPU kernels' tile")
-    return "cpu", "C++ kernels for this processor" if settings.attention_backend == "auto" else "as asked"
+    return backend, reason
+
+
+def _quantization(settings: Settings, facts: ModelFacts, backend: str) -> tuple[str, str]:
+    if settings.quantization == "auto":
+        if facts.weight_bits is None:
+            return "none", "the file is not quantised"
+        return ("stored", "as the file has them") if backend == "cpu" else ("none", f"dequantised from {facts.weights}")
+    if settings.quantization != "none" and backend != "cpu":
+        raise ConfigError(f"--quantization {settings.quantization} needs the CPU kernels: use none with torch")
+    return settings.quantization, "as asked"
 
 
 def _threads(settings: Settings, hardware: Hardware) -> tuple[int, str]:
     if settings.threads is not None:
         return settings.threads, f"as asked; {hardware.cores} physical cores usable"
     return hardware.cores, "physical cores usable"
+
+
+def _weight_bytes(quantization: str, dtype: str, facts: ModelFacts) -> float:
+    """Bytes a weight takes."""
+    bits = {"int8": 8, "int4": 4, "stored": facts.weight_bits}.get(quantization)
+    return _QUANTISED_BYTES[bits] if bits is not None else ITEM_BYTES[dtype]
 
 
 def _step(settings: Settings, device: str) -> tuple[int, int, str, str]:

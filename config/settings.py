@@ -88,7 +88,7 @@ class Settings(BaseModel):
         Flag(_MODEL), "arithmetic of activations and of weights that are not quantised", "auto"
     )
     quantization: Literal["auto", "none", "int8", "int4"] = _setting(
-        Flag(_MODEL), "format of the linear weights; auto keeps what the file has", "auto"
+        Flag(_MODEL), "format of the linear weights; auto keeps the file's own", "auto"
     )
     device: Literal["auto", "cpu", "cuda"] = _setting(Flag(_MODEL), "where the model runs", "auto")
     threads: int | None = _setting(

@@ -19,9 +19,9 @@ GPU = CudaDevice("H200", memory_bytes=140 * GIB, free_bytes=100 * GIB, capabilit
 GPU_SERVER = Hardware("Xeon", 32, 256 * GIB, 200 * GIB, frozenset({"avx2"}), (GPU,))
 
 # 30 layers of 3 KV heads of 64: 11,520 numbers a token, 45 KiB in float32.
-SMALL = ModelFacts("small", "GGUF Q4_1", 4, parameters=135_000_000, max_position=8192, kv_numbers_per_token=11_520)
+SMALL = ModelFacts("small", "Q4_1", 4, parameters=135_000_000, max_position=8192, kv_numbers_per_token=11_520)
 # 32 layers of 8 KV heads of 128: 65,536 numbers a token, 128 KiB in bfloat16.
-LARGE = ModelFacts("large", "safetensors bfloat16", None, 8_000_000_000, 131_072, 65_536)
+LARGE = ModelFacts("large", "bfloat16", None, 8_000_000_000, 131_072, 65_536)
 
 
 def plan(hardware: Hardware = LAPTOP, facts: ModelFacts = SMALL, **settings: Any) -> Plan:
@@ -70,7 +70,7 @@ def test_a_gpu_is_taken_when_there_is_one_unless_the_cpu_is_asked_for() -> None:
 
 def test_what_only_the_cpu_can_do_is_refused_on_cuda() -> None:
     assert "--device cpu" in refusal(GPU_SERVER, attention_backend="cpu")
-    assert "--device cpu" in refusal(GPU_SERVER, quantization="int8")
+    assert "needs the CPU kernels" in refusal(GPU_SERVER, quantization="int8")
     assert plan(GPU_SERVER).attention_backend == "torch"
 
 
@@ -80,10 +80,19 @@ def test_pages_are_whole_tiles_of_the_cpu_kernels() -> None:
 
 
 def test_weights_stay_as_the_file_has_them() -> None:
-    assert plan(LAPTOP, SMALL).quantization == "int4"
+    assert plan(LAPTOP, SMALL).quantization == "stored"
+    assert plan(GPU_SERVER, SMALL).quantization == "none"
+    assert plan(LAPTOP, SMALL, attention_backend="torch").quantization == "none"
     assert plan(SERVER, LARGE).quantization == "none"
     assert plan(SERVER, LARGE, quantization="int8").quantization == "int8"
     assert plan(LAPTOP, SMALL, quantization="none").quantization == "none"
+
+
+def test_what_the_cpu_kernels_cannot_compute_is_left_to_torch() -> None:
+    assert plan(LAPTOP, dtype="float16").attention_backend == "torch"
+    assert plan(LAPTOP, kv_cache_dtype="float16").attention_backend == "torch"
+    assert "no float16" in refusal(LAPTOP, dtype="float16", attention_backend="cpu")
+    assert "needs the CPU kernels" in refusal(LAPTOP, quantization="int8", attention_backend="torch")
 
 
 def test_threads_are_the_usable_cores() -> None:
