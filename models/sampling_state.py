@@ -1,0 +1,258 @@
+"""What sampling needs to remember of each running sequence, kept as arrays so that a step's batch is a few gathers.
+
+Owner: the scheduler's engine task, which calls every method here between steps; a runner reads the batches during a
+step and nothing is changed meanwhile. Knows slots (small integers that stand for sequences), not requests.
+
+Per slot: its parameters, how many tokens it has put out, its biases, and for a slot with penalties a row of counts:
+
+    counts [rows, vocab]   bit 30: the token is in the prompt; bits 0-29: how often it is in the output
+
+Where speculation will enter: rows of one sequence behind drafted tokens have to be penalised as if the drafts before
+them were output already, and count them towards min_tokens. That is a matter of `batch` alone: it will take, beside
+each row, the drafts before it, and give the samplers their counts as a short list of (row, token) to add; `append`
+already takes several tokens of one slot at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from models.sampling import F32, I32, I64, IN_PROMPT, SamplingBatch, SamplingParams
+
+GREEDY_BELOW = 1e-5  # a temperature under this is 0: even ties between equal logits are then settled as greedy does
+FIRST_COUNT_ROWS = 4
+ALWAYS = np.iinfo(np.int32).max
+
+
+@dataclass(frozen=True, slots=True)
+class _Biases:
+    """What is added to the logits of one slot. An entry holds while the slot has fewer outputs than `until`."""
+
+    tokens: I32
+    values: F32
+    until: I32
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """What does not change from step to step while the slots behind the rows are the same."""
+
+    temperature: F32
+    top_p: F32
+    top_k: I32
+    min_p: F32
+    seed: I64
+    row_logprobs: I32
+    num_logprobs: int
+    presence: F32 | None
+    frequency: F32 | None
+    repetition: F32 | None
+    count_row: I32 | None
+    bias_row: I32 | None
+    bias_token: I32 | None
+    bias_value: F32 | None
+    bias_until: I32 | None  # None when every bias holds always
+    bias_slot: I32 | None
+
+
+class SamplingState:
+    """Parameters and counts of up to `max_sequences` running sequences.
+
+    Invariants: counts equal what `open` would make of the same prompt and outputs; a slot has a row of counts if and
+    only if it is open and has a penalty; no two slots share one.
+    """
+
+    def __init__(self, max_sequences: int, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
+        self._vocab_size = vocab_size
+        self._eos = eos_token_ids
+        self._open: npt.NDArray[np.bool_] = np.zeros(max_sequences, np.bool_)
+        self._temperature: F32 = np.zeros(max_sequences, np.float32)
+        self._top_p: F32 = np.ones(max_sequences, np.float32)
+        self._top_k: I32 = np.zeros(max_sequences, np.int32)
+        self._min_p: F32 = np.zeros(max_sequences, np.float32)
+        self._seed: I64 = np.zeros(max_sequences, np.int64)
+        self._logprobs: I32 = np.full(max_sequences, -1, np.int32)
+        self._prompt_logprobs: I32 = np.zeros(max_sequences, np.int32)
+        self._presence: F32 = np.zeros(max_sequences, np.float32)
+        self._frequency: F32 = np.zeros(max_sequences, np.float32)
+        self._repetition: F32 = np.ones(max_sequences, np.float32)
+        self._outputs: I32 = np.zeros(max_sequences, np.int32)
+        self._count_row: I32 = np.full(max_sequences, -1, np.int32)
+        self._counts: I32 = np.zeros((0, vocab_size), np.int32)
+        self._free_count_rows: list[int] = []
+        self._biases: dict[int, _Biases] = {}
+        self._cached: tuple[bytes, _Rows] | None = None
+
+    def open(self, slot: int, params: SamplingParams, prompt: I32, outputs: I32) -> None:
+        """Take a sequence in; `outputs` are tokens it has generated already (after a preemption), usually none.
+
+        Raises ValueError for a slot in use or a biased token outside the vocabulary, IndexError for a prompt token.
+        """
+        if self._open[slot]:
+            raise ValueError(f"slot {slot} is in use")
+        biases = self._biases_of(params)
+        counts = None
+        if params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1.0:
+            counts = np.bincount(outputs, minlength=self._vocab_size)
+            counts[prompt] |= IN_PROMPT
+        # What can be refused has been: from here on nothing fails half way.
+        greedy = params.temperature < GREEDY_BELOW
+        self._temperature[slot] = 0.0 if greedy else params.temperature
+        self._top_p[slot] = 1.0 if greedy else params.top_p
+        self._top_k[slot] = 0 if greedy or not 0 < params.top_k < self._vocab_size else params.top_k
+        self._min_p[slot] = 0.0 if greedy else params.min_p
+        self._seed[slot] = params.seed
+        self._logprobs[slot] = -1 if params.logprobs is None else params.logprobs
+        self._prompt_logprobs[slot] = params.prompt_logprobs or 0
+        self._presence[slot] = params.presence_penalty
+        self._frequency[slot] = params.frequency_penalty
+        self._repetition[slot] = params.repetition_penalty
+        self._outputs[slot] = len(outputs)
+        if biases is not None:
+            self._biases[slot] = biases
+        if counts is not None:
+            row = self._take_count_row()
+            self._count_row[slot] = row
+            self._counts[row] = counts
+        self._open[slot] = True
+        self._cached = None
+
+    def close(self, slot: int) -> None:
+        """Forget a sequence: finished, cancelled or preempted. Raises ValueError for a slot that is not in use."""
+        if not self._open[slot]:
+            raise ValueError(f"slot {slot} is not in use")
+        self._open[slot] = False
+        if self._count_row[slot] >= 0:
+            self._free_count_rows.append(int(self._count_row[slot]))
+            self._count_row[slot] = -1
+        self._biases.pop(slot, None)
+        self._cached = None
+
+    def append(self, slots: I32, tokens: I32) -> None:
+        """Sampled tokens became part of these sequences' outputs; a slot may occur several times.
+
+        Raises ValueError for a token outside the vocabulary: a failed row's -1 is no output.
+        """
+        if not slots.size:
+            return
+        if tokens.min() < 0 or tokens.max() >= self._vocab_size:
+            raise ValueError("a token outside the vocabulary cannot be an output")
+        np.add.at(self._outputs, slots, 1)
+        rows = self._count_row[slots]
+        if rows.max() >= 0:
+            counted = rows >= 0
+            np.add.at(self._counts, (rows[counted], tokens[counted]), 1)
+
+    def batch(self, slots: I32, positions: I32, targets: I32) -> SamplingBatch:
+        """The parameters of one step: for each logit row its slot, the index in the sequence of the token being chosen,
+        and the target, -1 to sample. The batch refers to `positions` and `targets`, which must not be changed."""
+        if targets.size and targets.max() >= 0:
+            rows = self._gather(slots, targets)
+        else:
+            key = slots.tobytes()
+            if self._cached is None or self._cached[0] != key:
+                self._cached = (key, self._gather(slots, targets))
+            rows = self._cached[1]
+        bias_row, bias_token, bias_value = rows.bias_row, rows.bias_token, rows.bias_value
+        if bias_row is not None and bias_token is not None and bias_value is not None and rows.bias_until is not None:
+            holds = self._outputs[rows.bias_slot] < rows.bias_until
+            if not holds.all():
+                bias_row, bias_token, bias_value = bias_row[holds], bias_token[holds], bias_value[holds]
+        return SamplingBatch(
+            temperature=rows.temperature,
+            top_p=rows.top_p,
+            top_k=rows.top_k,
+            min_p=rows.min_p,
+            seed=rows.seed,
+            position=positions,
+            target=targets,
+            num_logprobs=rows.num_logprobs,
+            row_logprobs=rows.row_logprobs if rows.num_logprobs >= 0 else None,
+            presence=rows.presence,
+            frequency=rows.frequency,
+            repetition=rows.repetition,
+            counts=self._counts if rows.count_row is not None else None,
+            count_row=rows.count_row,
+            bias_row=bias_row,
+            bias_token=bias_token,
+            bias_value=bias_value,
+        )
+
+    def _gather(self, slots: I32, targets: I32) -> _Rows:
+        sampling = targets < 0
+        row_logprobs = np.where(sampling, self._logprobs[slots], self._prompt_logprobs[slots])
+        count_row = np.where(sampling, self._count_row[slots], np.int32(-1))
+        penalised = bool(count_row.size) and count_row.max() >= 0
+        bias_row, bias_token, bias_value, bias_until = self._gather_biases(slots, sampling)
+        return _Rows(
+            temperature=self._temperature[slots],
+            top_p=self._top_p[slots],
+            top_k=self._top_k[slots],
+            min_p=self._min_p[slots],
+            seed=self._seed[slots],
+            row_logprobs=row_logprobs,
+            num_logprobs=int(row_logprobs.max(initial=-1)),
+            presence=self._presence[slots] if penalised else None,
+            frequency=self._frequency[slots] if penalised else None,
+            repetition=self._repetition[slots] if penalised else None,
+            count_row=count_row if penalised else None,
+            bias_row=bias_row,
+            bias_token=bias_token,
+            bias_value=bias_value,
+            bias_until=bias_until,
+            bias_slot=None if bias_row is None else slots[bias_row],
+        )
+
+    def _gather_biases(
+        self, slots: I32, sampling: npt.NDArray[np.bool_]
+    ) -> tuple[I32 | None, I32 | None, F32 | None, I32 | None]:
+        """Rows, tokens, values and ends of the biases of all sampling rows, in the order of the rows."""
+        if not self._biases:
+            return None, None, None, None
+        found = [
+            (row, self._biases[slot])
+            for row, slot in enumerate(slots.tolist())
+            if slot in self._biases and sampling[row]
+        ]
+        if not found:
+            return None, None, None, None
+        rows = np.repeat(np.array([row for row, _ in found], np.int32), [len(biases.tokens) for _, biases in found])
+        until = np.concatenate([biases.until for _, biases in found])
+        return (
+            rows,
+            np.concatenate([biases.tokens for _, biases in found]),
+            np.concatenate([biases.values for _, biases in found]),
+            until if until.min() != ALWAYS else None,
+        )
+
+    def _biases_of(self, params: SamplingParams) -> _Biases | None:
+        """logit_bias for good, and eos and stop tokens forbidden until min_tokens."""
+        for token, _ in params.logit_bias:
+            if not 0 <= token < self._vocab_size:
+                raise ValueError(f"logit_bias names token {token}, outside the vocabulary of {self._vocab_size}")
+        forbidden = sorted(
+            {t for t in (*self._eos, *params.stop_token_ids) if 0 <= t < self._vocab_size}
+            if params.min_tokens > 0
+            else ()
+        )
+        tokens = [token for token, _ in params.logit_bias] + forbidden
+        if not tokens:
+            return None
+        return _Biases(
+            np.array(tokens, np.int32),
+            np.array([value for _, value in params.logit_bias] + [-np.inf] * len(forbidden), np.float32),
+            np.array([ALWAYS] * len(params.logit_bias) + [params.min_tokens] * len(forbidden), np.int32),
+        )
+
+    def _take_count_row(self) -> int:
+        if not self._free_count_rows:
+            old = len(self._counts)
+            new = min(max(2 * old, FIRST_COUNT_ROWS), len(self._open))
+            grown = np.zeros((new, self._vocab_size), np.int32)
+            grown[:old] = self._counts
+            self._counts = grown
+            self._free_count_rows = list(range(new - 1, old - 1, -1))
+        return self._free_count_rows.pop()
