@@ -1,0 +1,171 @@
+"""The sampler in torch: a whole batch of logits at once, on any device. `models.sampling` says what it does.
+
+The reference for the native one, and the one in use where there is no compiler or the logits are on another device.
+Owner: the thread that runs the model. No row's result depends on another row: elementwise work and maxima are exact in
+any order, and every sum is in float64, whose order cannot be seen in the float32 it ends in.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from models.base import StepOutput
+from models.sampling import COUNT_MASK, TOP_P_SLACK, SamplingBatch
+from models.torch_noise import gumbel_noise
+
+LARGEST_FACTOR = np.float32(3e38)  # of 1 / temperature: finite, so that 0 times it is 0
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """`StepOutput` on the logits' device."""
+
+    tokens: torch.Tensor  # [L] int64
+    logprobs: torch.Tensor | None  # [L] float32
+    top_ids: torch.Tensor | None  # [L, K] int64
+    top_logprobs: torch.Tensor | None  # [L, K] float32
+
+    def to_host(self) -> StepOutput:
+        """Copy to numpy; waits for the device."""
+        if self.logprobs is None or self.top_ids is None or self.top_logprobs is None:
+            return StepOutput(self.tokens.int().cpu().numpy(), None, None, None)
+        return StepOutput(
+            self.tokens.int().cpu().numpy(),
+            self.logprobs.cpu().numpy(),
+            self.top_ids.int().cpu().numpy(),
+            self.top_logprobs.cpu().numpy(),
+        )
+
+
+def sample(logits: torch.Tensor, batch: SamplingBatch) -> StepOutput:
+    """Sample L rows of logits [L, V], float32 or narrower; they are not modified."""
+    return sample_on_device(logits, batch).to_host()
+
+
+def sample_on_device(logits: torch.Tensor, batch: SamplingBatch) -> Samples:
+    """`sample` without the copy to the host: enqueues work and does not wait for it."""
+    x = _processed(logits, batch)
+    peak = x.amax(dim=1, keepdim=True)  # NaN when anything in the row is NaN
+    usable = peak.isfinite().squeeze(1)
+    tokens = x.argmax(dim=1)
+    drawing = np.flatnonzero((batch.temperature > 0) & (batch.target < 0))
+    if drawing.size:
+        rows = _to(drawing, x)
+        tokens[rows] = _draw(x[rows], peak[rows], batch, drawing)
+    if (batch.target >= 0).any():
+        target = _to(batch.target, x).long()
+        tokens = torch.where(target >= 0, target, tokens)
+    tokens = torch.where(usable, tokens, -1)
+    if batch.num_logprobs < 0:
+        return Samples(tokens, None, None, None)
+    return _report(x, peak, tokens, usable, batch)
+
+
+def _to(array: npt.NDArray[Any], like: torch.Tensor) -> torch.Tensor:
+    return torch.from_numpy(array).to(like.device, non_blocking=True)
+
+
+def _processed(logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
+    """The logits in float32 after penalties and bias; rows with a target as they were."""
+    x = logits.float()
+    if batch.count_row is not None:
+        penalised = np.flatnonzero((batch.count_row >= 0) & (batch.target < 0))
+        if penalised.size:
+            rows = _to(penalised, x)
+            x = x.index_copy(0, rows, _penalise(x[rows], batch, penalised))
+    if batch.bias_row is not None and batch.bias_token is not None and batch.bias_value is not None:
+        ours = batch.target[batch.bias_row] < 0
+        where = tuple(_to(array[ours].astype(np.int64), x) for array in (batch.bias_row, batch.bias_token))
+        x = x.index_put(where, _to(batch.bias_value[ours], x), accumulate=True)
+    return x
+
+
+def _penalise(x: torch.Tensor, batch: SamplingBatch, rows: npt.NDArray[np.intp]) -> torch.Tensor:
+    """l > 0 ? l / repetition : l * repetition for tokens seen; less frequency * count; less presence if counted."""
+    if batch.counts is None or batch.count_row is None:
+        return x
+    counts = _to(batch.counts[batch.count_row[rows]], x)
+    repetition, frequency, presence = (
+        _to(array[rows], x)[:, None]
+        for array in (batch.repetition, batch.frequency, batch.presence)
+        if array is not None
+    )
+    times = (counts & COUNT_MASK).float()
+    x = torch.where(counts != 0, torch.where(x > 0, x / repetition, x * repetition), x)
+    x = x - times * frequency
+    return x - torch.where(times > 0, presence, 0.0)
+
+
+def _draw(x: torch.Tensor, peak: torch.Tensor, batch: SamplingBatch, rows: npt.NDArray[np.intp]) -> torch.Tensor:
+    """The tokens [R] of rows with a temperature, for x [R, V] and peak [R, 1]; `rows` are their places in the batch."""
+    vocab_size = x.shape[1]
+    with np.errstate(divide="ignore", over="ignore"):
+        factor = np.minimum(np.float32(1) / batch.temperature[rows], LARGEST_FACTOR)
+        floor = np.log(batch.min_p[rows].astype(np.float64)).astype(np.float32)
+    scaled = (x - peak) * _to(factor, x)[:, None]
+    scaled = scaled.masked_fill(scaled < _to(floor, x)[:, None], -torch.inf)
+    top_k = np.where(batch.top_k[rows] > 0, batch.top_k[rows], vocab_size)
+    top_p = batch.top_p[rows].astype(np.float64)
+    filtered = np.flatnonzero((top_k < vocab_size) | (top_p < 1))
+    if filtered.size:
+        which = _to(filtered, x)
+        kept = _filtered(x[which], scaled[which], _to(top_k[filtered], x), _to(top_p[filtered], x))
+        scaled = scaled.index_copy(0, which, kept)
+    seeds, positions = _to(batch.seed[rows], x), _to(batch.position[rows], x)
+    return (scaled + gumbel_noise(seeds, positions, vocab_size)).argmax(dim=1)
+
+
+def _filtered(x: torch.Tensor, scaled: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+    """`scaled` with -inf beyond the first top_k, and beyond the first whose mass reaches top_p of what those have.
+
+    A top_p of 1 keeps all.
+    """
+    order = _order_keys(x).argsort(dim=1, descending=True)
+    sorted_scaled = scaled.gather(1, order)
+    rank = torch.arange(x.shape[1], device=x.device)
+    sorted_scaled = sorted_scaled.masked_fill(rank >= top_k[:, None], -torch.inf)
+    weight = sorted_scaled.double().exp()
+    mass = weight.cumsum(dim=1)
+    need = torch.where(top_p < 1, top_p * (1 - TOP_P_SLACK), torch.inf)[:, None] * mass[:, -1:]
+    sorted_scaled = sorted_scaled.masked_fill(mass - weight >= need, -torch.inf)
+    return torch.empty_like(scaled).scatter_(1, order, sorted_scaled)
+
+
+def _order_keys(x: torch.Tensor) -> torch.Tensor:
+    """int64 keys, all different within a row: descending keys are larger logits first, then lower ids.
+
+    A float's bits read as an integer are in its order once those of negative numbers are flipped; adding 0 turns -0
+    into +0.
+    """
+    bits = (x + 0.0).view(torch.int32)
+    bits = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    return bits.long() * 2**32 + torch.arange(x.shape[1] - 1, -1, -1, device=x.device)
+
+
+def _report(
+    x: torch.Tensor, peak: torch.Tensor, tokens: torch.Tensor, usable: torch.Tensor, batch: SamplingBatch
+) -> Samples:
+    """The logprobs of the tokens and of the most likely, for the rows that want them; -inf and -1 elsewhere."""
+    columns, vocab_size = batch.num_logprobs, x.shape[1]
+    logprobs = x.new_full((len(x),), -torch.inf)
+    top_ids = tokens.new_full((len(x), columns), -1)
+    top_logprobs = x.new_full((len(x), columns), -torch.inf)
+    wanted = np.full(len(x), columns, np.int32) if batch.row_logprobs is None else batch.row_logprobs
+    asking = np.flatnonzero(wanted >= 0)
+    if asking.size:
+        rows = _to(asking, x)
+        x, ok = x[rows], usable[rows]
+        norm = peak[rows].double() + (x - peak[rows]).double().exp().sum(dim=1, keepdim=True).log()
+        chosen = x.gather(1, tokens[rows].clamp(min=0)[:, None])
+        logprobs[rows] = torch.where(ok, (chosen - norm).float().squeeze(1), -torch.inf)
+        k = min(columns, vocab_size)
+        ids = _order_keys(x).topk(k, dim=1).indices
+        shown = ok[:, None] & (torch.arange(k, device=x.device) < _to(wanted[asking], x)[:, None])
+        top_ids[rows, :k] = torch.where(shown, ids, -1)
+        top_logprobs[rows, :k] = torch.where(shown, (x.gather(1, ids) - norm).float(), -torch.inf)
+    return Samples(tokens, logprobs, top_ids, top_logprobs)
