@@ -1,0 +1,79 @@
+"""The reference: paged attention in plain torch operators, on any device.
+
+Every other backend is tested against this one. Softmax in float32; keys and values gathered a sequence at a time.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from models.base import Batch
+from models.config import ModelConfig
+
+
+class TorchAttention:
+    """K and V of a layer: [pages, kv_heads, page_size, head_dim] each."""
+
+    def __init__(self, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> None:
+        self.config, self.device, self.dtype = config, device, dtype
+        self.page_size = 0
+        self.memory: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def page_bytes(self, page_size: int) -> int:
+        c = self.config
+        return c.num_layers * 2 * c.num_kv_heads * page_size * c.head_dim * self.dtype.itemsize
+
+    def allocate(self, num_pages: int, page_size: int) -> None:
+        c, self.page_size = self.config, page_size
+        shape = (num_pages, c.num_kv_heads, page_size, c.head_dim)
+        self.memory = [
+            (
+                torch.zeros(shape, dtype=self.dtype, device=self.device),
+                torch.zeros(shape, dtype=self.dtype, device=self.device),
+            )
+            for _ in range(c.num_layers)
+        ]
+
+    def begin(self, batch: Batch) -> None:
+        to = self.device
+        if len(batch.copies[0]):
+            source, target = torch.from_numpy(batch.copies[0]).long().to(to).unbind(1)
+            for keys, values in self.memory:
+                keys[target], values[target] = keys[source], values[source]
+        starts, lengths = batch.query_starts.tolist(), batch.lengths.tolist()
+        self.spans = list(zip(starts[:-1], starts[1:], lengths, strict=True))
+        self.tables = torch.from_numpy(batch.page_tables[0]).long().to(to)
+        slots = torch.cat([torch.arange(length - (end - begin), length) for begin, end, length in self.spans]).to(to)
+        rows = torch.repeat_interleave(
+            torch.arange(len(lengths)), torch.diff(torch.from_numpy(batch.query_starts)).long()
+        ).to(to)
+        self.slots = slots
+        self.pages, self.offsets = self.tables[rows, slots // self.page_size], slots % self.page_size
+
+    def attend(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        c = self.config
+        keys, values = self.memory[layer]
+        keys[self.pages, :, self.offsets] = key.to(self.dtype)
+        values[self.pages, :, self.offsets] = value.to(self.dtype)
+        window, shared = c.windows[layer], c.num_heads // c.num_kv_heads
+        out = torch.empty_like(query)
+        for index, (begin, end, length) in enumerate(self.spans):
+            pages = self.tables[index, : -(-length // self.page_size)]
+            k = (
+                keys[pages]
+                .transpose(1, 2)
+                .reshape(-1, c.num_kv_heads, c.head_dim)[:length]
+                .repeat_interleave(shared, 1)
+            )
+            v = (
+                values[pages]
+                .transpose(1, 2)
+                .reshape(-1, c.num_kv_heads, c.head_dim)[:length]
+                .repeat_interleave(shared, 1)
+            )
+            scores = torch.einsum("qhd,khd->hqk", query[begin:end].float(), k.float()) * c.head_dim**-0.5
+            distance = self.slots[begin:end, None] - torch.arange(length, device=self.device)[None, :]
+            hidden = distance < 0 if window is None else (distance < 0) | (distance >= window)
+            weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+            out[begin:end] = torch.einsum("hqk,khd->qhd", weights, v.float()).to(query.dtype)
+        return out

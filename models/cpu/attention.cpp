@@ -1,0 +1,170 @@
+// The attention of attention.h: blocks of keys against register tiles of rows, folds, and the units of a step.
+#include "attention.h"
+
+namespace octavo {
+
+// R rows against one block of 64 keys that starts at slot `start`.
+template <class E, int R, int NV>
+__attribute__((noinline)) void attend_block(const KV<E>& kv, const int32_t* table, int kv_head, const QueryTile<E>& q, int row,
+                                            int start, const Partial& state) {
+    constexpr int P = Packed<E>::pair, TILES = KEY_BLOCK / TILE;
+    const float scale = 1.44269504f / std::sqrt((float)kv.dim);  // log2(e) / sqrt(dim): exponentials are powers of two
+    int last = 0, first = 1 << 30;
+    for (int r = 0; r < R; r++) last = q.slot[row + r] > last ? q.slot[row + r] : last, first = q.slot[row + r] < first ? q.slot[row + r] : first;
+    const int tiles = last - start >= KEY_BLOCK - 1 ? TILES : (last - start) / TILE + 1;
+    size_t where[TILES];
+    for (int t = 0; t < TILES; t++) {  // tiles past the end repeat a valid one; their scores are masked
+        int slot = start + (t < tiles ? t : 0) * TILE;
+        where[t] = kv.tile(table[slot / kv.page_size], kv_head, slot % kv.page_size);
+    }
+    f32x16 score[R][TILES] = {};
+    for (int d = 0; d < kv.dim; d += P) {
+#pragma GCC unroll 4
+        for (int t = 0; t < TILES; t++) {
+            const E* key = kv.keys + where[t] + (size_t)d * TILE;
+#pragma GCC unroll 4
+            for (int r = 0; r < R; r++) score[r][t] = Packed<E>::dot(score[r][t], key, q.query[row + r] + d);
+        }
+    }
+    const bool masked = first - start < KEY_BLOCK - 1 || (kv.window && last - start >= kv.window);
+    E weight[R][KEY_BLOCK];
+    float shrink[R];
+    const i32x16 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    for (int r = 0; r < R; r++) {
+        const int limit = q.slot[row + r] - start, from = kv.window ? limit - kv.window + 1 : -1;
+        f32x16 highest = splat(MASKED);
+        for (int t = 0; t < TILES; t++) {
+            score[r][t] = score[r][t] * splat(scale);
+            i32x16 key = lane + t * TILE;
+            if (masked) score[r][t] = (key <= limit) & (key >= from) ? score[r][t] : splat(MASKED);
+            highest = max(highest, score[r][t]);
+        }
+        const float old = state.top[row + r], seen = maximum(highest), top = seen > old ? seen : old;
+        f32x16 mass = {};
+        for (int t = 0; t < TILES; t++) {
+            f32x16 p = exp2_nonpositive(score[r][t] - splat(top));
+            i32x16 key = lane + t * TILE;
+            if (masked) p = (key <= limit) & (key >= from) ? p : f32x16{};
+            mass = mass + p;
+            Packed<E>::put(&weight[r][t * TILE], p);
+        }
+        shrink[r] = exp2_nonpositive(splat(old - top))[0];
+        state.top[row + r] = top;
+        state.mass[row + r] = state.mass[row + r] * shrink[r] + sum(mass);
+    }
+    for (int d = 0; d < kv.dim; d += 16 * NV) {
+        f32x16 acc[R][NV];
+        for (int r = 0; r < R; r++)
+            for (int v = 0; v < NV; v++) acc[r][v] = load<f32x16>(state.out + (size_t)(row + r) * kv.dim + d + 16 * v) * splat(shrink[r]);
+        for (int t = 0; t < tiles; t++)
+            for (int k = 0; k < TILE; k += P) {
+                const E* value = kv.values + where[t] + (size_t)k * kv.dim + (size_t)d * P;
+#pragma GCC unroll 4
+                for (int v = 0; v < NV; v++)
+#pragma GCC unroll 4
+                    for (int r = 0; r < R; r++) acc[r][v] = Packed<E>::dot(acc[r][v], value + 16 * v * P, &weight[r][t * TILE + k]);
+            }
+        for (int r = 0; r < R; r++)
+            for (int v = 0; v < NV; v++) store(state.out + (size_t)(row + r) * kv.dim + d + 16 * v, acc[r][v]);
+    }
+}
+
+template <class E, int NV>
+INLINE void attend_rows(const KV<E>& kv, const int32_t* table, int kv_head, const QueryTile<E>& q, int row, int rows, int start, const Partial& s) {
+    switch (rows) {
+        case 1: return attend_block<E, 1, NV>(kv, table, kv_head, q, row, start, s);
+        case 2: return attend_block<E, 2, NV>(kv, table, kv_head, q, row, start, s);
+        case 3: return attend_block<E, 3, NV>(kv, table, kv_head, q, row, start, s);
+        default: return attend_block<E, 4, NV>(kv, table, kv_head, q, row, start, s);
+    }
+}
+
+// All rows of a tile against the keys of one split.
+template <class E>
+inline void attend_split(const KV<E>& kv, const int32_t* table, int kv_head, const QueryTile<E>& q, int split, const Partial& state) {
+    state.clear(q.rows, kv.dim);
+    for (int start = split * SPLIT; start < (split + 1) * SPLIT; start += KEY_BLOCK)
+        for (int row = 0; row < q.rows; row += 4) {
+            const int rows = q.rows - row < 4 ? q.rows - row : 4;
+            int last = 0, first = 1 << 30;
+            for (int r = row; r < row + rows; r++) last = q.slot[r] > last ? q.slot[r] : last, first = q.slot[r] < first ? q.slot[r] : first;
+            if (start > last || (kv.window && start + KEY_BLOCK <= first - kv.window + 1)) continue;
+            if (kv.dim % 64 == 0) attend_rows<E, 4>(kv, table, kv_head, q, row, rows, start, state);
+            else if (kv.dim % 32 == 0) attend_rows<E, 2>(kv, table, kv_head, q, row, rows, start, state);
+            else attend_rows<E, 1>(kv, table, kv_head, q, row, rows, start, state);
+        }
+}
+
+// total <- total joined with part, both relative to their own tops.
+INLINE void fold(const Partial& total, const Partial& part, int rows, int dim) {
+    for (int r = 0; r < rows; r++) {
+        const float top = part.top[r] > total.top[r] ? part.top[r] : total.top[r];
+        const float a = exp2_nonpositive(splat(total.top[r] - top))[0], b = exp2_nonpositive(splat(part.top[r] - top))[0];
+        total.top[r] = top;
+        total.mass[r] = total.mass[r] * a + part.mass[r] * b;
+        for (int d = 0; d < dim; d += 16) {
+            float* o = total.out + (size_t)r * dim + d;
+            store(o, fma(load<f32x16>(part.out + (size_t)r * dim + d), splat(b), load<f32x16>(o) * splat(a)));
+        }
+    }
+}
+
+template <class E>
+inline void fill_tile(const KV<E>& kv, const AttentionStep<E>& step, const Unit& u, QueryTile<E>& q) {
+    const int shared = kv.heads / kv.kv_heads, begin = step.query_starts[u.sequence], n = step.query_starts[u.sequence + 1] - begin;
+    q.rows = 0;
+    for (int i = u.first; i < u.first + u.count; i++)
+        for (int g = 0; g < shared; g++, q.rows++) {
+            q.query[q.rows] = step.query + ((size_t)(begin + i) * kv.heads + u.kv_head * shared + g) * kv.dim;
+            q.slot[q.rows] = step.lengths[u.sequence] - n + i;
+        }
+}
+
+template <class E>
+inline void finish(const KV<E>& kv, const AttentionStep<E>& step, const Unit& u, const Partial& total) {
+    const int shared = kv.heads / kv.kv_heads, begin = step.query_starts[u.sequence];
+    for (int i = 0, r = 0; i < u.count; i++)
+        for (int g = 0; g < shared; g++, r++) {
+            float* out = step.out + ((size_t)(begin + u.first + i) * kv.heads + u.kv_head * shared + g) * kv.dim;
+            const f32x16 inverse = splat(1.0f / total.mass[r]);
+            for (int d = 0; d < kv.dim; d += 16) store(out + d, load<f32x16>(total.out + (size_t)r * kv.dim + d) * inverse);
+        }
+}
+
+template <class E>
+void attention(Pool& pool, const KV<E>& kv, const AttentionStep<E>& step, const std::vector<Unit>& units, const std::vector<Unit>& folds,
+               Scratch& shared_scratch, std::vector<Scratch>& own, int thread) {
+    const int per = kv.heads / kv.kv_heads;
+    pool.loop((int)units.size(), 1, [&](int i) {
+        const Unit& u = units[i];
+        QueryTile<E> q;
+        fill_tile(kv, step, u, q);
+        const int32_t* table = step.table + (size_t)u.sequence * step.table_stride;
+        if (u.splits) return attend_split(kv, table, u.kv_head, q, u.split, shared_scratch.part(u.at, q.rows, kv.dim));
+        const size_t size = (size_t)q.rows * (kv.dim + 2);
+        own[thread].part(size, q.rows, kv.dim);  // grow before taking pointers
+        Partial total = own[thread].part(0, q.rows, kv.dim), part = own[thread].part(size, q.rows, kv.dim);
+        total.clear(q.rows, kv.dim);
+        for (int s = 0; s * SPLIT <= q.slot[q.rows - 1]; s++) {
+            attend_split(kv, table, u.kv_head, q, s, part);
+            fold(total, part, q.rows, kv.dim);
+        }
+        finish(kv, step, u, total);
+    });
+    if (folds.empty()) return;
+    pool.loop((int)folds.size(), 1, [&](int i) {
+        const Unit& u = folds[i];
+        const int rows = u.count * per;
+        Partial total = own[thread].part(0, rows, kv.dim);
+        total.clear(rows, kv.dim);
+        for (int s = 0; s < u.splits; s++) fold(total, shared_scratch.part(u.at + (size_t)s * rows * (kv.dim + 2), rows, kv.dim), rows, kv.dim);
+        finish(kv, step, u, total);
+    });
+}
+
+template void attention<bf16>(Pool&, const KV<bf16>&, const AttentionStep<bf16>&, const std::vector<Unit>&, const std::vector<Unit>&, Scratch&,
+                              std::vector<Scratch>&, int);
+template void attention<float>(Pool&, const KV<float>&, const AttentionStep<float>&, const std::vector<Unit>&, const std::vector<Unit>&, Scratch&,
+                               std::vector<Scratch>&, int);
+
+}  // namespace octavo

@@ -1,0 +1,276 @@
+// A whole step of a Llama-shaped decoder on the CPU in one call: embed, layers, LM head, sample.
+//
+// Every thread of the pool walks the same list of operations; each operation is a loop shared by the threads with a
+// barrier after it. The residual stream is float32. The C structures are mirrored in library.py.
+#include <algorithm>
+#include <memory>
+#include "attention.h"
+#include "pack.h"
+#include "sampler.h"
+
+namespace octavo {
+
+struct Layer {
+    Matrix qkv[3], output, gate_up[2], down;
+    const float *attention_norm, *mlp_norm;  // [hidden]
+    const float *q_norm, *k_norm;            // [dim] or null
+    void *keys, *values;
+    int32_t window, group;
+};
+
+struct Model {
+    int32_t hidden, intermediate, layers, heads, kv_heads, dim, vocab, page_size, kv_float32;
+    float eps;
+    const float *cosine, *sine;  // [positions, dim / 2]
+    const float* final_norm;
+    Matrix embedding, head;
+    Layer* layer;
+};
+
+struct Step {
+    int32_t rows, sequences, logits, table_stride;
+    const int32_t *tokens, *positions, *query_starts, *lengths;
+    const int32_t* const* tables;  // per layer group [sequences, table_stride]
+    const int32_t* const* copies;  // per layer group [n, 2]
+    const int32_t* copy_counts;
+    const int32_t* logit_rows;
+    const SamplingView* sampling;
+    const SampleOutput* output;
+    float* logits_out;  // [logits, vocab] when the caller wants them, else null
+};
+
+constexpr int LOGIT_SLICE = 64;  // logit rows in memory at a time
+
+// Everything one step needs between its operations; grows to the largest step seen.
+struct Workspace {
+    std::vector<float> x, qkv, attended, gate_up, logits, f32, scale, total;
+    std::vector<bf16> b16;
+    std::vector<int8_t> i8;
+    std::vector<uint8_t> query;
+    std::vector<int32_t> page, slot, sequence;
+    std::vector<Unit> units, folds;
+    std::vector<Scratch> own;
+    std::vector<SampleScratch> sampler;
+    Scratch shared;
+
+    void fit(const Model& m, const Step& s, int threads) {
+        const size_t t = s.rows, widest = std::max(m.hidden, std::max(m.intermediate, m.heads * m.dim));
+        const size_t l = s.logits < LOGIT_SLICE ? s.logits : LOGIT_SLICE, most = std::max(t, l);
+        auto grow = [](auto& v, size_t n) { if (v.size() < n) v.resize(n); };
+        grow(x, t * m.hidden), grow(qkv, t * (m.heads + 2 * m.kv_heads) * m.dim), grow(attended, t * m.heads * m.dim);
+        grow(gate_up, t * 2 * m.intermediate), grow(logits, l * m.vocab), grow(query, t * m.heads * m.dim * 4);
+        grow(page, t), grow(slot, t), grow(sequence, t), grow(own, (size_t)threads), grow(sampler, (size_t)threads);
+        grow(f32, most * widest), grow(b16, most * widest), grow(i8, most * widest);
+        grow(scale, most * widest / GROUP + most), grow(total, most * widest / GROUP + most);
+    }
+    Rows rows(int count, int width) { return {count, width, f32.data(), b16.data(), i8.data(), scale.data(), total.data()}; }
+};
+
+struct Engine {
+    Pool pool;
+    Workspace work;
+    explicit Engine(int threads) : pool(threads) {}
+};
+
+// y = x / sqrt(mean(x^2) + eps) * weight, one row in the form the next matrix reads.
+INLINE void norm_row(const float* x, const float* weight, float eps, const Rows& out, int format, int r) {
+    const int width = out.width;
+    f32x16 squares = {};
+    for (int i = 0; i < width; i += 16) squares = fma(load<f32x16>(x + i), load<f32x16>(x + i), squares);
+    const f32x16 inverse = splat(1.0f / std::sqrt(sum(squares) / (float)width + eps));
+    write_row(out, format, r, [&](int i) { return load<f32x16>(x + 16 * i) * inverse * load<f32x16>(weight + 16 * i); });
+}
+
+// One head of q or k: optional RMSNorm, then rotation of (x[i], x[i + dim / 2]) by the angle of the position.
+INLINE void rotate_head(const float* in, const float* norm, float eps, const float* cosine, const float* sine, int dim, float* out) {
+    float inverse = 1;
+    if (norm) {
+        float squares = 0;
+        for (int i = 0; i < dim; i++) squares += in[i] * in[i];
+        inverse = 1.0f / std::sqrt(squares / (float)dim + eps);
+    }
+    for (int i = 0, half = dim / 2; i < half; i++) {
+        float a = in[i], b = in[i + half];
+        if (norm) a = a * inverse * norm[i], b = b * inverse * norm[i + half];
+        out[i] = a * cosine[i] - b * sine[i];
+        out[i + half] = b * cosine[i] + a * sine[i];
+    }
+}
+
+constexpr int MAX_DIM = 512;
+
+template <class E>
+void place_row(const Model& m, const Layer& layer, const KV<E>& kv, Workspace& w, const Step& s, int r) {
+    const int q = m.heads * m.dim, width = q + 2 * m.kv_heads * m.dim;
+    const float* row = w.qkv.data() + (size_t)r * width;
+    const float *cosine = m.cosine + (size_t)s.positions[r] * (m.dim / 2), *sine = m.sine + (size_t)s.positions[r] * (m.dim / 2);
+    float head[MAX_DIM];
+    E* query = (E*)w.query.data() + (size_t)r * q;
+    for (int h = 0; h < m.heads; h++) {
+        rotate_head(row + h * m.dim, layer.q_norm, m.eps, cosine, sine, m.dim, head);
+        for (int d = 0; d < m.dim; d++) query[h * m.dim + d] = Packed<E>::one(head[d]);
+    }
+    const int32_t page = s.tables[layer.group][(size_t)w.sequence[r] * s.table_stride + w.slot[r] / m.page_size];
+    for (int h = 0; h < m.kv_heads; h++) {
+        rotate_head(row + q + h * m.dim, layer.k_norm, m.eps, cosine, sine, m.dim, head);
+        write_kv(kv, page, h, w.slot[r] % m.page_size, head, row + q + (m.kv_heads + h) * m.dim);
+    }
+}
+
+INLINE f32x16 silu(f32x16 x) {
+    f32x16 e = exp2_nonpositive(abs(x) * splat(-1.44269504f));  // exp(-|x|), which cannot overflow
+    f32x16 s = x / (1.0f + e);
+    return x >= 0.0f ? s : s * e;
+}
+
+template <class E>
+void run_layer(Engine& e, const Model& m, const Layer& layer, const Step& s, int thread) {
+    Workspace& w = e.work;
+    const int q = m.heads * m.dim, width = q + 2 * m.kv_heads * m.dim;
+    const int grain = s.rows >= 64 ? 8 : 1;
+    const KV<E> kv{(E*)layer.keys, (E*)layer.values, m.heads, m.kv_heads, m.dim, m.page_size, layer.window};
+    const Rows hidden = w.rows(s.rows, m.hidden), heads = w.rows(s.rows, q), inner = w.rows(s.rows, m.intermediate);
+
+    e.pool.loop(s.rows, grain, [&](int r) { norm_row(w.x.data() + (size_t)r * m.hidden, layer.attention_norm, m.eps, hidden, layer.qkv[0].format, r); });
+    linear(e.pool, layer.qkv, 3, hidden, {w.qkv.data(), (size_t)width, false});
+    e.pool.loop(s.rows, grain, [&](int r) { place_row(m, layer, kv, w, s, r); });
+    attention(e.pool, kv, AttentionStep<E>{s.query_starts, s.lengths, s.tables[layer.group], s.sequences, s.table_stride, (E*)w.query.data(), w.attended.data()},
+              w.units, w.folds, w.shared, w.own, thread);
+    e.pool.loop(s.rows, grain, [&](int r) {
+        const float* row = w.attended.data() + (size_t)r * q;
+        write_row(heads, layer.output.format, r, [&](int i) { return load<f32x16>(row + 16 * i); });
+    });
+    linear(e.pool, &layer.output, 1, heads, {w.x.data(), (size_t)m.hidden, true});
+    e.pool.loop(s.rows, grain, [&](int r) { norm_row(w.x.data() + (size_t)r * m.hidden, layer.mlp_norm, m.eps, hidden, layer.gate_up[0].format, r); });
+    linear(e.pool, layer.gate_up, 2, hidden, {w.gate_up.data(), (size_t)2 * m.intermediate, false});
+    e.pool.loop(s.rows, grain, [&](int r) {
+        const float *gate = w.gate_up.data() + (size_t)r * 2 * m.intermediate, *up = gate + m.intermediate;
+        write_row(inner, layer.down.format, r, [&](int i) { return silu(load<f32x16>(gate + 16 * i)) * load<f32x16>(up + 16 * i); });
+    });
+    linear(e.pool, &layer.down, 1, inner, {w.x.data(), (size_t)m.hidden, true});
+}
+
+// Norm and LM head for the rows that need logits, a slice at a time; each slice is sampled before the next is computed.
+void finish_rows(Engine& e, const Model& m, const Step& s, int thread) {
+    Workspace& w = e.work;
+    for (int first = 0; first < s.logits; first += LOGIT_SLICE) {
+        const int count = s.logits - first < LOGIT_SLICE ? s.logits - first : LOGIT_SLICE;
+        const Rows rows = w.rows(count, m.hidden);
+        e.pool.loop(count, 1, [&](int i) {
+            norm_row(w.x.data() + (size_t)s.logit_rows[first + i] * m.hidden, m.final_norm, m.eps, rows, m.head.format, i);
+        });
+        float* logits = s.logits_out ? s.logits_out + (size_t)first * m.vocab : w.logits.data();
+        linear(e.pool, &m.head, 1, rows, {logits, (size_t)m.vocab, false});
+        if (s.sampling)
+            e.pool.loop(count, 1, [&](int i) { sample_row(logits + (size_t)i * m.vocab, m.vocab, *s.sampling, first + i, w.sampler[thread], *s.output); });
+    }
+}
+
+// Where each row of a step is written, and the units of its attention.
+void plan_rows(Engine& e, const Model& m, const Step& s) {
+    Workspace& w = e.work;
+    for (int q = 0; q < s.sequences; q++)
+        for (int r = s.query_starts[q]; r < s.query_starts[q + 1]; r++) {
+            w.sequence[r] = q;
+            w.slot[r] = s.lengths[q] - s.query_starts[q + 1] + r;
+        }
+    size_t scratch;
+    plan_attention(s.query_starts, s.lengths, s.sequences, m.heads, m.kv_heads, m.dim, e.pool.threads(), w.units, w.folds, scratch);
+    if (w.shared.memory.size() < scratch) w.shared.memory.resize(scratch);
+}
+
+template <class E>
+void copy_pages(const Model& m, const Layer& layer, const Step& s) {
+    const size_t page = (size_t)m.page_size * m.kv_heads * m.dim;
+    for (int c = 0; c < s.copy_counts[layer.group]; c++) {
+        const int32_t from = s.copies[layer.group][2 * c], to = s.copies[layer.group][2 * c + 1];
+        std::memcpy((E*)layer.keys + to * page, (E*)layer.keys + from * page, page * sizeof(E));
+        std::memcpy((E*)layer.values + to * page, (E*)layer.values + from * page, page * sizeof(E));
+    }
+}
+
+template <class E>
+void attend_rows_only(Engine& e, const Model& m, const Layer& layer, const Step& s, const float* rows, float* out) {
+    Workspace& w = e.work;
+    w.fit(m, s, e.pool.threads());
+    plan_rows(e, m, s);
+    const int q = m.heads * m.dim, width = q + 2 * m.kv_heads * m.dim;
+    const KV<E> kv{(E*)layer.keys, (E*)layer.values, m.heads, m.kv_heads, m.dim, m.page_size, layer.window};
+    copy_pages<E>(m, layer, s);
+    e.pool.run([&](int thread) {
+        e.pool.loop(s.rows, 4, [&](int r) {
+            const float* row = rows + (size_t)r * width;
+            for (int d = 0; d < q; d++) ((E*)w.query.data())[(size_t)r * q + d] = Packed<E>::one(row[d]);
+            const int32_t page = s.tables[layer.group][(size_t)w.sequence[r] * s.table_stride + w.slot[r] / m.page_size];
+            for (int h = 0; h < m.kv_heads; h++)
+                write_kv(kv, page, h, w.slot[r] % m.page_size, row + q + h * m.dim, row + q + (m.kv_heads + h) * m.dim);
+        });
+        attention(e.pool, kv, AttentionStep<E>{s.query_starts, s.lengths, s.tables[layer.group], s.sequences, s.table_stride, (E*)w.query.data(), out},
+                  w.units, w.folds, w.shared, w.own, thread);
+    });
+}
+
+template <class E>
+void run_step(Engine& e, const Model& m, const Step& s) {
+    Workspace& w = e.work;
+    w.fit(m, s, e.pool.threads());
+    plan_rows(e, m, s);
+    e.pool.run([&](int thread) {
+        e.pool.loop(m.layers, 1, [&](int l) { copy_pages<E>(m, m.layer[l], s); });
+        e.pool.loop(s.rows, 4, [&](int r) { unpack_row(m.embedding, s.tokens[r], w.x.data() + (size_t)r * m.hidden); });
+        for (int l = 0; l < m.layers; l++) run_layer<E>(e, m, m.layer[l], s, thread);
+        finish_rows(e, m, s, thread);
+    });
+}
+
+}  // namespace octavo
+
+using namespace octavo;
+
+extern "C" {
+
+void* octavo_engine(int threads) { return new Engine(threads); }
+void octavo_engine_free(void* e) { delete (Engine*)e; }
+
+void octavo_step(void* engine, const Model* model, const Step* step) {
+    Engine& e = *(Engine*)engine;
+    if (model->kv_float32) run_step<float>(e, *model, *step);
+    else run_step<bf16>(e, *model, *step);
+}
+
+size_t octavo_packed_bytes(int format, int outs, int ins) { return (size_t)((outs + BLOCK - 1) / BLOCK) * block_bytes(format, ins); }
+
+// Stored rows [outs, row_bytes] of `kind` to packed blocks at `out`.
+void octavo_pack(void* engine, int kind, const uint8_t* data, size_t row_bytes, int outs, int ins, int format, uint8_t* out) {
+    Pool& pool = ((Engine*)engine)->pool;
+    pool.run([&](int) {
+        pool.loop((outs + BLOCK - 1) / BLOCK, 4, [&](int block) {
+            const uint8_t* rows[BLOCK];
+            for (int i = 0; i < BLOCK; i++) rows[i] = block * BLOCK + i < outs ? data + (size_t)(block * BLOCK + i) * row_bytes : nullptr;
+            pack_block(kind, rows, format, ins, out + block * block_bytes(format, ins));
+        });
+    });
+}
+
+// One layer's attention alone, for the decoder in torch operators: rows are float [rows, (heads + 2 kv_heads) * dim] after
+// RoPE, keys and values are written to the pages first. out [rows, heads * dim].
+void octavo_attend(void* engine, const Model* model, const Layer* layer, const Step* step, const float* rows, float* out) {
+    Engine& e = *(Engine*)engine;
+    if (model->kv_float32) attend_rows_only<float>(e, *model, *layer, *step, rows, out);
+    else attend_rows_only<bf16>(e, *model, *layer, *step, rows, out);
+}
+
+// x [rows, ins] float times one packed matrix, for tests and for measuring.
+void octavo_linear(void* engine, const Matrix* w, const float* x, int rows, float* out) {
+    Engine& e = *(Engine*)engine;
+    auto grow = [](auto& v, size_t n) { if (v.size() < n) v.resize(n); };
+    const size_t n = (size_t)rows * w->ins;
+    grow(e.work.f32, n), grow(e.work.b16, n), grow(e.work.i8, n), grow(e.work.scale, n / GROUP + 1), grow(e.work.total, n / GROUP + 1);
+    const Rows form = e.work.rows(rows, w->ins);
+    e.pool.run([&](int) {
+        e.pool.loop(rows, 4, [&](int r) { write_row(form, w->format, r, [&](int i) { return load<f32x16>(x + (size_t)r * w->ins + 16 * i); }); });
+        linear(e.pool, w, 1, form, {out, (size_t)w->outs, false});
+    });
+}
+
+}

@@ -1,0 +1,111 @@
+// Linear layers: weights packed once into the order the registers want, one routine for one row and for a thousand.
+//
+// Sixteen output rows form a block; a block's weights lie in the order they are read. Formats:
+//   F32    [in][16] float                              activations float
+//   BF16   [in / 2][16][2] bfloat16                    activations bfloat16
+//   W8     per group of 32 inputs: [8][16][4] uint8,  then 16 fp16 scales and 16 fp16 minima     activations int8
+//   W4     per group of 32 inputs: [4][16][4] bytes whose low nibbles are inputs 0-15 and high nibbles 16-31, then as W8
+// A grouped weight is scale * code + minimum with an unsigned code; an activation row is int8 with one scale and one sum
+// per group of 32. The integer sum of a group is exact and groups are added in order, so a row's bits depend neither on
+// how many rows share the step nor on how the work was cut.
+#pragma once
+#include "pool.h"
+
+namespace octavo {
+
+constexpr int BLOCK = 16;  // output rows in a block
+constexpr int GROUP = 32;  // inputs that share a scale
+
+enum Format : int32_t { F32 = 0, BF16 = 1, W8 = 2, W4 = 3 };
+
+// One packed matrix [outs, ins]. `data` holds ceil(outs / 16) blocks; rows beyond `outs` are zero.
+struct Matrix {
+    int32_t format, outs, ins, reserved;
+    const uint8_t* data;
+    const float* bias;  // [outs] or null
+};
+
+INLINE size_t block_bytes(int format, int ins) {
+    switch (format) {
+        case F32: return (size_t)ins * BLOCK * 4;
+        case BF16: return (size_t)ins * BLOCK * 2;
+        case W8: return (size_t)(ins / GROUP) * (BLOCK * GROUP + 4 * BLOCK);
+        default: return (size_t)(ins / GROUP) * (BLOCK * GROUP / 2 + 4 * BLOCK);
+    }
+}
+
+// Activation rows in the form a format reads. Only the arrays of that form are set.
+struct Rows {
+    int count, width;
+    float* f32 = nullptr;      // [count, width]
+    bf16* b16 = nullptr;       // [count, width]
+    int8_t* i8 = nullptr;      // [count, width]
+    float* scale = nullptr;    // [count, width / 32]
+    float* total = nullptr;    // [count, width / 32] scale * sum of the group's codes
+};
+
+// One row of 32 floats to int8: scale = max|x| / 127, codes to nearest even.
+INLINE void quantise_group(f32x16 lo, f32x16 hi, int8_t* codes, float& scale, float& total) {
+    float top = maximum(max(abs(lo), abs(hi)));
+    scale = top / 127.0f;
+    f32x16 inverse = splat(top > 0 ? 127.0f / top : 0.0f);
+    i32x16 a = __builtin_convertvector(round_even(lo * inverse), i32x16), b = __builtin_convertvector(round_even(hi * inverse), i32x16);
+    typedef int8_t i8x16 __attribute__((vector_size(16)));
+    store(codes, __builtin_convertvector(a, i8x16));
+    store(codes + 16, __builtin_convertvector(b, i8x16));
+    i32x16 both = a + b;
+    int32_t t = 0;
+    for (int i = 0; i < 16; i++) t += both[i];
+    total = scale * (float)t;
+}
+
+// Write row r of `rows` from 16-lane pieces produced by piece(i), i counting sixteen floats, in the form of `format`.
+template <class F>
+INLINE void write_row(const Rows& rows, int format, int r, const F& piece) {
+    const int width = rows.width;
+    if (format == F32) {
+        for (int i = 0; i < width / 16; i++) store(rows.f32 + (size_t)r * width + 16 * i, piece(i));
+    } else if (format == BF16) {
+        for (int i = 0; i < width / 16; i++) store(rows.b16 + (size_t)r * width + 16 * i, to_bf16(piece(i)));
+    } else {
+        const int groups = width / GROUP;
+        for (int g = 0; g < groups; g++)
+            quantise_group(piece(2 * g), piece(2 * g + 1), rows.i8 + (size_t)r * width + g * GROUP,
+                           rows.scale[(size_t)r * groups + g], rows.total[(size_t)r * groups + g]);
+    }
+}
+
+// Where results go: out[row, column], added to what is there when `add` is set.
+struct Target {
+    float* out;
+    size_t stride;
+    bool add;
+};
+
+// out = x W^T + bias for the matrices that share an input (q, k and v; gate and up), each with its own columns of the
+// target, one after the other. Called by every thread of a job.
+void linear(Pool& pool, const Matrix* parts, int count, const Rows& x, Target target);
+
+// One weight row back to floats: the embedding table shares the LM head's packed matrix.
+inline void unpack_row(const Matrix& w, int row, float* out) {
+    const uint8_t* data = w.data + (row / BLOCK) * block_bytes(w.format, w.ins);
+    const int lane = row % BLOCK;
+    for (int k = 0; k < w.ins; k++) {
+        if (w.format == F32) {
+            out[k] = ((const float*)data)[(size_t)k * BLOCK + lane];
+        } else if (w.format == BF16) {
+            out[k] = bf16_to_float(((const bf16*)data)[(size_t)(k / 2) * 2 * BLOCK + 2 * lane + k % 2]);
+        } else {
+            const bool four = w.format == W4;
+            const int codes = four ? BLOCK * GROUP / 2 : BLOCK * GROUP, in = k % GROUP;
+            const uint8_t* group = data + (size_t)(k / GROUP) * (codes + 4 * BLOCK);
+            const uint16_t* header = (const uint16_t*)(group + codes);
+            const int quad = four ? (in % 16) / 4 : in / 4;
+            uint8_t code = group[64 * quad + 4 * lane + in % 4];
+            if (four) code = in < 16 ? code & 15 : code >> 4;
+            out[k] = fp16_to_float(header[lane]) * (float)code + fp16_to_float(header[BLOCK + lane]);
+        }
+    }
+}
+
+}  // namespace octavo

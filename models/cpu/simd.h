@@ -1,0 +1,174 @@
+// Sixteen-lane arithmetic: the few vector operations every kernel is written in.
+//
+// Written with the compiler's vector extensions, so one source serves AVX-512, AVX2 and plain C++; the three operations
+// that decide speed (integer dot, bfloat16 dot, conversions) use the machine's own instructions where it has them.
+// NOTE: compiled with -ffp-contract=off. A multiply-add is fused only where fma() says so: otherwise two instances of one
+// template could round differently, and a row's bits would depend on how many rows share its step.
+#pragma once
+#include <cstdint>
+#include <cstring>
+#include <cmath>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#define INLINE inline __attribute__((always_inline))
+
+namespace octavo {
+
+typedef float f32x16 __attribute__((vector_size(64)));
+typedef int32_t i32x16 __attribute__((vector_size(64)));
+typedef uint32_t u32x16 __attribute__((vector_size(64)));
+typedef uint16_t u16x16 __attribute__((vector_size(32)));
+typedef uint8_t u8x64 __attribute__((vector_size(64)));
+typedef uint16_t bf16;  // the upper half of a float's bits
+
+template <class V>
+INLINE V load(const void* p) {
+    V v;
+    std::memcpy(&v, p, sizeof v);
+    return v;
+}
+template <class V>
+INLINE void store(void* p, const V& v) {
+    std::memcpy(p, &v, sizeof v);
+}
+INLINE f32x16 splat(float x) { return x - f32x16{}; }
+
+INLINE f32x16 fma(f32x16 a, f32x16 b, f32x16 c) {
+#if defined(__AVX512F__)
+    return (f32x16)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#else
+    f32x16 r;
+    for (int i = 0; i < 16; i++) r[i] = __builtin_fmaf(a[i], b[i], c[i]);
+    return r;
+#endif
+}
+INLINE f32x16 max(f32x16 a, f32x16 b) {
+#if defined(__AVX512F__)
+    return (f32x16)_mm512_max_ps((__m512)a, (__m512)b);
+#else
+    return a > b ? a : b;
+#endif
+}
+INLINE f32x16 abs(f32x16 a) { return (f32x16)((u32x16)a & 0x7fffffffu); }
+INLINE f32x16 to_float(i32x16 a) { return __builtin_convertvector(a, f32x16); }
+// Nearest integer, ties to even, for |x| < 2^22: adding 1.5 * 2^23 leaves no room for a fraction.
+INLINE f32x16 round_even(f32x16 x) { return (x + 12582912.0f) - 12582912.0f; }
+
+// Horizontal folds, always by halves, so that the order of the sum is fixed.
+INLINE float sum(f32x16 v) {
+    float t[16];
+    store(t, v);
+    for (int h = 8; h; h >>= 1)
+        for (int i = 0; i < h; i++) t[i] += t[i + h];
+    return t[0];
+}
+INLINE float maximum(f32x16 v) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_max_ps((__m512)v);
+#else
+    float m = v[0];
+    for (int i = 1; i < 16; i++) m = v[i] > m ? v[i] : m;
+    return m;
+#endif
+}
+
+// 2^x for x <= 0: the integer part goes to the exponent, the fraction to a degree-6 minimax polynomial (relative
+// error below 2e-7). Below -126 the result is 0.
+INLINE f32x16 exp2_nonpositive(f32x16 x) {
+    f32x16 clamped = max(x, splat(-126.0f));
+    f32x16 whole = round_even(clamped), f = clamped - whole;
+    f32x16 p = splat(1.5353362e-4f);
+    p = fma(p, f, splat(1.3398874e-3f));
+    p = fma(p, f, splat(9.6184374e-3f));
+    p = fma(p, f, splat(5.5503324e-2f));
+    p = fma(p, f, splat(2.4022648e-1f));
+    p = fma(p, f, splat(6.9314720e-1f));
+    p = fma(p, f, splat(1.0f));
+    i32x16 exponent = (__builtin_convertvector(whole, i32x16) + 127) << 23;
+    f32x16 r = p * (f32x16)exponent;
+    return x < -126.0f ? f32x16{} : r;
+}
+
+INLINE float bf16_to_float(bf16 x) {
+    uint32_t u = (uint32_t)x << 16;
+    float f;
+    std::memcpy(&f, &u, 4);
+    return f;
+}
+INLINE bf16 float_to_bf16(float x) {
+    uint32_t u;
+    std::memcpy(&u, &x, 4);
+    return (bf16)((u + 0x7fffu + ((u >> 16) & 1)) >> 16);
+}
+INLINE u16x16 to_bf16(f32x16 x) {  // round to nearest even; NaN is not expected here
+    u32x16 u = (u32x16)x;
+    return __builtin_convertvector((u + 0x7fffu + ((u >> 16) & 1u)) >> 16, u16x16);
+}
+INLINE f32x16 from_bf16(u16x16 x) { return (f32x16)(__builtin_convertvector(x, u32x16) << 16); }
+
+INLINE f32x16 from_fp16(const uint16_t* p) {
+#if defined(__AVX512F__)
+    return (f32x16)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));
+#elif defined(__F16C__)
+    __m256 lo = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)), hi = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(p + 8)));
+    f32x16 r;
+    std::memcpy(&r, &lo, 32);
+    std::memcpy((char*)&r + 32, &hi, 32);
+    return r;
+#else
+    // Shifting the bits into place and multiplying by 2^112 is right for normal and subnormal numbers alike.
+    u32x16 u = __builtin_convertvector(load<u16x16>(p), u32x16);
+    f32x16 magnitude = (f32x16)((u & 0x7fffu) << 13) * 0x1p112f;
+    return (f32x16)((u32x16)magnitude | ((u & 0x8000u) << 16));
+#endif
+}
+INLINE float fp16_to_float(uint16_t h) {
+    uint32_t u = (uint32_t)(h & 0x7fff) << 13;
+    float f;
+    std::memcpy(&f, &u, 4);
+    f *= 0x1p112f;
+    return h & 0x8000 ? -f : f;
+}
+INLINE uint16_t float_to_fp16(float x) {
+    return __builtin_bit_cast(uint16_t, (_Float16)x);
+}
+
+// acc[lane] += sum over j < 4 of w[4 lane + j] * a[j]: unsigned weights, four signed activations shared by all lanes.
+INLINE i32x16 dot_u8(i32x16 acc, u8x64 w, const int8_t* a) {
+    int32_t quad;
+    std::memcpy(&quad, a, 4);
+#if defined(__AVX512VNNI__)
+    return (i32x16)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)w, _mm512_set1_epi32(quad));
+#elif defined(__AVX2__)
+    // Even and odd bytes apart, as 16-bit numbers, so that no pair sum can saturate.
+    const __m256i q = _mm256_set1_epi32(quad), even = _mm256_srai_epi16(_mm256_slli_epi16(q, 8), 8), odd = _mm256_srai_epi16(q, 8);
+    __m256i half[2], out[2];
+    std::memcpy(half, &w, 64);
+    std::memcpy(out, &acc, 64);
+    for (int i = 0; i < 2; i++) {
+        __m256i lo = _mm256_and_si256(half[i], _mm256_set1_epi16(0xff)), hi = _mm256_srli_epi16(half[i], 8);
+        out[i] = _mm256_add_epi32(out[i], _mm256_add_epi32(_mm256_madd_epi16(lo, even), _mm256_madd_epi16(hi, odd)));
+    }
+    std::memcpy(&acc, out, 64);
+    return acc;
+#else
+    for (int lane = 0; lane < 16; lane++)
+        for (int j = 0; j < 4; j++) acc[lane] += (int32_t)w[4 * lane + j] * (int32_t)a[j];
+    return acc;
+#endif
+}
+
+// acc[lane] += w[2 lane] * pair[0] + w[2 lane + 1] * pair[1] in bfloat16.
+INLINE f32x16 dot_bf16(f32x16 acc, u32x16 w, uint32_t pair) {
+#if defined(__AVX512BF16__)
+    return (f32x16)_mm512_dpbf16_ps((__m512)acc, (__m512bh)w, (__m512bh)_mm512_set1_epi32((int)pair));
+#else
+    f32x16 lo = (f32x16)(w << 16), hi = (f32x16)(w & 0xffff0000u);
+    acc = fma(lo, splat(bf16_to_float((bf16)pair)), acc);
+    return fma(hi, splat(bf16_to_float((bf16)(pair >> 16))), acc);
+#endif
+}
+
+}  // namespace octavo

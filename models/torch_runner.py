@@ -1,0 +1,73 @@
+"""The runner for any device torch has: decoder, attention backend and sampler in torch operators."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from models.attention.base import AttentionBackend
+from models.base import F32, Batch, StepOutput
+from models.decoder import Decoder
+from models.sampling import SamplingBatch
+from models.torch_sampler import sample
+
+LOGIT_SLICE = 256  # logit rows in memory at a time: a prompt's logprobs would else take length x vocabulary floats
+
+
+class TorchRunner:
+    """See `models.base.Runner`. Runs in inference mode; one thread at a time."""
+
+    def __init__(self, decoder: Decoder, attention: AttentionBackend) -> None:
+        self.decoder, self.attention, self.config = decoder, attention, decoder.config
+
+    def page_bytes(self, page_size: int) -> int:
+        return self.attention.page_bytes(page_size)
+
+    def allocate(self, num_pages: int, page_size: int) -> None:
+        self.attention.allocate(num_pages, page_size)
+
+    @torch.inference_mode()
+    def run(self, batch: Batch) -> StepOutput:
+        hidden = self.decoder.hidden(batch, self.attention)
+        rows = torch.from_numpy(batch.logit_rows).to(hidden.device)
+        parts = [
+            sample(
+                self.decoder.logits(hidden[rows[i : i + LOGIT_SLICE]]), slice_rows(batch.sampling, i, i + LOGIT_SLICE)
+            )
+            for i in range(0, len(rows), LOGIT_SLICE)
+        ]
+        return join(parts) if len(parts) != 1 else parts[0]
+
+    @torch.inference_mode()
+    def logits(self, batch: Batch) -> F32:
+        """The logits of the step's logit rows [L, vocab], unsampled: for tests and evaluation."""
+        hidden = self.decoder.hidden(batch, self.attention)
+        return self.decoder.logits(hidden[torch.from_numpy(batch.logit_rows).to(hidden.device)]).cpu().numpy()
+
+
+def slice_rows(sampling: SamplingBatch, first: int, last: int) -> SamplingBatch:
+    """The logit rows [first, last) of a step's sampling parameters."""
+    per_row = ("temperature", "top_p", "top_k", "min_p", "seed", "position", "target")
+    optional = ("row_logprobs", "presence", "frequency", "repetition", "count_row")
+    changes = {name: getattr(sampling, name)[first:last] for name in per_row}
+    changes |= {name: value[first:last] for name in optional if (value := getattr(sampling, name)) is not None}
+    if sampling.bias_row is not None and sampling.bias_token is not None and sampling.bias_value is not None:
+        a, b = np.searchsorted(sampling.bias_row, (first, last))
+        changes |= {
+            "bias_row": sampling.bias_row[a:b] - np.int32(first),
+            "bias_token": sampling.bias_token[a:b],
+            "bias_value": sampling.bias_value[a:b],
+        }
+    return replace(sampling, **changes)
+
+
+def join(parts: list[StepOutput]) -> StepOutput:
+    """One output of several slices, in order; empty when there are none."""
+    if not parts:
+        return StepOutput(np.empty(0, np.int32), None, None, None)
+    rows = [[getattr(part, name) for part in parts] for name in ("tokens", "logprobs", "top_ids", "top_logprobs")]
+    tokens, logprobs, ids, values = (None if any(x is None for x in row) else np.concatenate(row) for row in rows)
+    assert tokens is not None
+    return StepOutput(tokens, logprobs, ids, values)

@@ -1,0 +1,117 @@
+"""The native attention backend against the torch reference."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support.steps import Piece, step
+
+from models.attention.base import AttentionBackend
+from models.attention.cpu_backend import CpuAttention
+from models.attention.torch_backend import TorchAttention
+from models.config import ModelConfig, RopeConfig
+
+
+def config(heads: int, kv_heads: int, dim: int, window: int | None) -> ModelConfig:
+    return ModelConfig(
+        architecture="llama", vocab_size=64, hidden_size=64, intermediate_size=64, num_layers=2,
+        num_heads=heads, num_kv_heads=kv_heads, head_dim=dim, max_position=4096, norm_eps=1e-5,
+        rope=RopeConfig(1e4), tie_embeddings=True,
+        windows=(window, None),
+    )  # fmt: skip
+
+
+def attend(
+    backend: AttentionBackend, shape: ModelConfig, lengths: list[int], new: list[int], page_size: int, seed: int
+) -> torch.Tensor:
+    """Fill the pages of several sequences a chunk at a time, then attend with the last `new` rows of each."""
+    torch.manual_seed(seed)
+    page_count = [-(-length // page_size) for length in lengths]
+    order = torch.randperm(sum(page_count)).tolist()
+    backend.allocate(len(order), page_size)
+    pages = [[order.pop() for _ in range(n)] for n in page_count]
+    outputs = []
+    for ranges in (
+        [(0, n - k) for n, k in zip(lengths, new, strict=True)],
+        [(n - k, n) for n, k in zip(lengths, new, strict=True)],
+    ):
+        live = [(r, p) for r, p in zip(ranges, pages, strict=True) if r[1] > r[0]]
+        if not live:
+            continue
+        backend.begin(step([Piece(range(b - a), p, a) for (a, b), p in live]))
+        rows = sum(b - a for (a, b), _ in live)
+        for layer in range(2):
+            q, k, v = (
+                torch.randn(rows, h, shape.head_dim) for h in (shape.num_heads, shape.num_kv_heads, shape.num_kv_heads)
+            )
+            outputs.append(backend.attend(layer, q, k, v))
+    return torch.cat(outputs[-2:])
+
+
+@pytest.mark.parametrize("window", [None, 40])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(9, 3, 64), (4, 4, 32), (8, 1, 128), (2, 1, 80)])
+@pytest.mark.parametrize("page_size", [16, 64])
+def test_native_attention_equals_the_reference_in_float32(
+    heads: int, kv_heads: int, dim: int, window: int | None, page_size: int
+) -> None:
+    shape = config(heads, kv_heads, dim, window)
+    lengths, new = [1, 16, 17, 100, 700, 1100], [1, 16, 3, 100, 1, 30]
+    native = attend(CpuAttention(shape, torch.float32, 2), shape, lengths, new, page_size, 3)
+    reference = attend(TorchAttention(shape, torch.device("cpu"), torch.float32), shape, lengths, new, page_size, 3)
+    assert (native - reference).abs().max() < 2e-5
+
+
+def test_native_attention_in_bfloat16_is_within_its_rounding() -> None:
+    shape = config(9, 3, 64, None)
+    native = attend(CpuAttention(shape, torch.bfloat16, 2), shape, [300, 5, 900], [1, 5, 64], 16, 4)
+    reference = attend(
+        TorchAttention(shape, torch.device("cpu"), torch.bfloat16), shape, [300, 5, 900], [1, 5, 64], 16, 4
+    )
+    assert (native - reference).abs().max() < 2e-2
+
+
+@pytest.mark.parametrize("backend", ["torch", "cpu"])
+def test_pages_are_copied_before_a_step_writes(backend: str) -> None:
+    shape = config(2, 1, 32, None)
+    attention: AttentionBackend = (
+        TorchAttention(shape, torch.device("cpu"), torch.float32)
+        if backend == "torch"
+        else CpuAttention(shape, torch.float32, 1)
+    )
+    attention.allocate(8, 16)
+    torch.manual_seed(0)
+    q, k, v = torch.randn(20, 2, 32), torch.randn(20, 1, 32), torch.randn(20, 1, 32)
+    for layer in range(2):
+        if layer == 0:
+            attention.begin(step([Piece(range(19), [0, 1])]))
+        attention.attend(layer, q[:19], k[:19], v[:19])
+    attention.begin(step([Piece([0], [0, 5], 19)], copies=[(1, 5)]))
+    forked = attention.attend(1, q[19:], k[19:], v[19:])
+    attention.begin(step([Piece([0], [0, 1], 19)]))
+    assert torch.equal(forked, attention.attend(1, q[19:], k[19:], v[19:]))
+    attention.begin(step([Piece([0], [0, 1], 19)]))
+    other = attention.attend(1, q[19:], k[19:] + 1, v[19:] + 1)
+    attention.begin(step([Piece([0], [0, 5], 19)]))
+    assert not torch.equal(forked, other)
+    assert torch.equal(forked, attention.attend(1, q[19:], k[19:], v[19:]))
+
+
+def test_a_row_does_not_depend_on_threads_or_on_how_many_rows_share_the_step() -> None:
+    shape = config(9, 3, 64, None)
+    results = []
+    for threads, lengths, new in ((1, [1300], [1]), (3, [1300], [1]), (2, [1300], [700])):
+        results.append(last_row(shape, threads, lengths, new))
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
+
+
+def last_row(shape: ModelConfig, threads: int, lengths: list[int], new: list[int]) -> torch.Tensor:
+    backend = CpuAttention(shape, torch.bfloat16, threads)
+    backend.allocate(100, 16)
+    generator = torch.Generator().manual_seed(5)
+    q, k, v = (torch.randn(lengths[0], h, 64, generator=generator) for h in (9, 3, 3))
+    first = lengths[0] - new[0]
+    backend.begin(step([Piece(range(first), range(90))]))
+    backend.attend(0, q[:first], k[:first], v[:first])
+    backend.begin(step([Piece(range(new[0]), range(90), first)]))
+    return backend.attend(0, q[first:], k[first:], v[first:])[-1]

@@ -1,0 +1,77 @@
+"""The embedded model against transformers, which loads the same file into float32, on a page of English."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from models.build import build_runner
+from models.loading.checkpoint import Checkpoint, open_checkpoint
+from models.loading.source import resolve_source
+from support.steps import Piece, step
+
+PAGE = Path(__file__).parents[1] / "data" / "page.txt"
+F32Array = npt.NDArray[np.float32]
+
+
+@pytest.fixture(scope="module")
+def checkpoint() -> Checkpoint:
+    return open_checkpoint(resolve_source(None))
+
+
+@pytest.fixture(scope="module")
+def reference() -> tuple[npt.NDArray[np.int64], F32Array]:
+    """The page's tokens and transformers' float32 logits for them."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    path = resolve_source(None).path
+    options: dict[str, Any] = {"gguf_file": path.name}
+    tokens = AutoTokenizer.from_pretrained(path.parent, **options)(PAGE.read_text(), return_tensors="pt").input_ids
+    options |= {"dtype": torch.float32, "quantization_config": GgufConfig(dequantize=True)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # transformers' own, while it loads
+        model = AutoModelForCausalLM.from_pretrained(path.parent, **options).eval()
+    with torch.no_grad():
+        return tokens[0].numpy(), model(tokens).logits[0].numpy()
+
+
+def divergence(expected: F32Array, found: F32Array) -> F32Array:
+    """KL(expected || found) of each row of logits, in nats."""
+    p, q = (torch.log_softmax(torch.from_numpy(x).double(), -1) for x in (expected, found))
+    return (p.exp() * (p - q)).sum(-1).float().numpy()
+
+
+@pytest.mark.parametrize(
+    ("backend", "dtype", "quantization", "limit"),
+    [
+        ("torch", "float32", "none", 1e-3),
+        ("torch", "bfloat16", "none", 1e-2),
+        ("cpu", "float32", "none", 1e-3),
+        ("cpu", "bfloat16", "none", 1e-2),
+        ("cpu", "bfloat16", "stored", 2e-2),
+    ],
+)
+def test_distributions_are_those_of_transformers(
+    checkpoint: Checkpoint, reference: tuple[npt.NDArray[np.int64], F32Array],
+    backend: str, dtype: str, quantization: str, limit: float,
+) -> None:  # fmt: skip
+    tokens, expected = reference
+    runner = build_runner(
+        checkpoint, device="cpu", dtype=dtype, quantization=quantization, kv_dtype=dtype, attention_backend=backend,
+        threads=2, max_model_len=1024,
+    )  # fmt: skip
+    runner.allocate(64, 16)
+    found = runner.logits(step([Piece(tokens, range(1, 60))]))
+    kl = divergence(expected, found)
+    agreement = (expected.argmax(-1) == found.argmax(-1)).mean()
+    print(
+        f"{backend} {dtype} {quantization}: KL mean {kl.mean():.2e} max {kl.max():.2e}, top-1 agreement {agreement:.3f}"
+    )
+    assert len(tokens) > 400
+    assert kl.mean() < limit
+    assert agreement > 0.95
