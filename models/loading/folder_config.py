@@ -13,7 +13,7 @@ from typing import Any
 
 from models.config import ModelConfig, RopeConfig
 from models.errors import CorruptModelError, ModelNotFoundError, UnsupportedModelError
-from models.loading.layout import check_numbers
+from models.loading.layout import MAX_LAYERS, check_numbers
 
 # transformers' defaults where the architectures differ; None means "as many as heads" or "hidden size / heads"
 _DEFAULTS: dict[str, dict[str, Any]] = {
@@ -104,7 +104,7 @@ def _refuse_what_is_not_read(folder: Path, stated: Mapping[str, Any]) -> None:
 
 def _windows(architecture: str, values: Mapping[str, Any]) -> tuple[int | None, ...]:
     """Per layer. Qwen's window is off unless asked for, and then applies from layer `max_window_layers` on."""
-    num_layers: int = values["num_hidden_layers"]
+    num_layers: int = min(values["num_hidden_layers"], MAX_LAYERS)
     window = values.get("sliding_window", _DEFAULT_WINDOW)
     if architecture == "llama" or window is None:
         return (None,) * num_layers

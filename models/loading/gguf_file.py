@@ -18,7 +18,7 @@ from models.errors import CorruptModelError
 from models.loading.checkpoint import QuantizedTensor
 from models.loading.dequantise import dequantise
 from models.loading.fingerprint import fingerprint
-from models.loading.gguf_config import INTERLEAVED_ROPE, ROPE_FACTORS, canonical_name, read_config
+from models.loading.gguf_config import INTERLEAVED_ROPE, ROPE_DIVISORS, canonical_name, read_config
 from models.loading.gguf_header import StoredTensor, read_header
 from models.loading.layout import check_tensors, tensor_shapes
 from models.loading.mapped import MappedFile
@@ -99,18 +99,18 @@ def open_gguf(path: Path, name: str) -> GgufCheckpoint:
     file = MappedFile(path)
     header = read_header(file)
     stored = {canonical_name(tensor): place for tensor, place in header.tensors.items()}
-    factors = _rope_factors(file, stored.pop(ROPE_FACTORS, None))
+    divisors = _rope_divisors(file, stored.pop(ROPE_DIVISORS, None))
     shapes = {tensor: place.shape for tensor, place in stored.items()}
-    config = read_config(path, header.metadata, shapes, factors)
+    config = read_config(path, header.metadata, shapes, divisors)
     expected = tensor_shapes(config)
     check_tensors(str(path), shapes, expected)
     key = fingerprint([(file, header.size)])
     return GgufCheckpoint(name, config, header.metadata, file, {tensor: stored[tensor] for tensor in expected}, key)
 
 
-def _rope_factors(file: MappedFile, stored: StoredTensor | None) -> tuple[float, ...]:
+def _rope_divisors(file: MappedFile, stored: StoredTensor | None) -> tuple[float, ...]:
     if stored is None:
         return ()
     if stored.kind.name != "F32":
-        raise CorruptModelError(f"{file.path}: {ROPE_FACTORS} is not stored as F32.")
+        raise CorruptModelError(f"{file.path}: {ROPE_DIVISORS} is not stored as F32.")
     return tuple(np.frombuffer(file.buffer, dtype="<f4", count=stored.shape[-1], offset=stored.start).tolist())

@@ -86,7 +86,7 @@ def read_header(file: MappedFile) -> GgufHeader:
     """Raises CorruptModelError for a damaged file, UnsupportedModelError for a version or tensor kind not handled."""
     try:
         return _Reader(file).header()
-    except (struct.error, UnicodeDecodeError, ValueError, OverflowError, MemoryError):
+    except (struct.error, ValueError, OverflowError, MemoryError):
         raise CorruptModelError(f"{file.path} is damaged: its header cannot be read to the end.") from None
 
 
@@ -111,9 +111,14 @@ class _Reader:
             metadata[key] = self.value(self.scalar(4))
         table = [self.table_row() for _ in range(num_tensors)]
         size = self.position
-        alignment = int(metadata.get("general.alignment", DEFAULT_ALIGNMENT))
+        alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
+        if not isinstance(alignment, int) or alignment < 1:
+            raise ValueError("alignment")
         data = size + -size % alignment
-        return GgufHeader(metadata, {name: self.stored(name, row, data) for name, *row in table}, size)
+        tensors = {name: self.stored(name, row, data) for name, *row in table}
+        if len(tensors) != len(table):
+            raise ValueError("two tensors of one name")
+        return GgufHeader(metadata, tensors, size)
 
     def scalar(self, value_type: int) -> Any:
         layout = SCALARS[value_type]

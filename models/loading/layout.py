@@ -18,6 +18,8 @@ EMBEDDING = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"
 LM_HEAD = "lm_head.weight"
 
+MAX_LAYERS = 4096  # far above any real model: a larger number is damage, and too large to go on with
+
 _POSITIVE = (
     "vocab_size",
     "hidden_size",
@@ -72,6 +74,8 @@ def check_numbers(where: str, config: ModelConfig) -> None:
         value = getattr(config, name)
         if not isinstance(value, int) or value < 1:
             raise CorruptModelError(f"{where}: its configuration has {name} = {value!r}, not a positive whole number.")
+    if config.num_layers > MAX_LAYERS:
+        raise CorruptModelError(f"{where}: its configuration says {config.num_layers} layers.")
     if config.num_heads % config.num_kv_heads:
         raise CorruptModelError(
             f"{where}: {config.num_heads} attention heads cannot share {config.num_kv_heads} key-value heads evenly."
