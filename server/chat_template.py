@@ -1,0 +1,101 @@
+"""A conversation into the prompt text its model was trained on, by the model's own Jinja template.
+
+Rendered by transformers' sandboxed renderer, which is imported when the first chat is rendered, in a worker thread:
+nothing here runs on the event loop. What a template refuses becomes a 400 in its own words.
+
+Literal control tokens in contents (`<|im_end|>` typed by a user) are wrapped in markers before rendering, so that
+whoever tokenises the result can tell them from those the template wrote.
+
+Templates that do not speak of a role degrade by these rules: `developer` becomes `system`; a `tool` message becomes a
+`user` message holding `<tool_response>` tags; an assistant's calls become `<tool_call>` tags in its content.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from server.errors import InvalidRequest, bounded
+
+MARK_START, MARK_END = "\U0010fffa", "\U0010fffb"
+MAX_REASON_CHARS = 300
+
+
+class ChatTemplate:
+    """One template with the names it may use."""
+
+    def __init__(self, source: str, named_tokens: Mapping[str, str], control_tokens: Iterable[str]) -> None:
+        """`named_tokens` are what templates call bos_token, eos_token and so on; `control_tokens` are all tokens that
+        text from a client must not turn into."""
+        self._source = source
+        self._named_tokens = dict(named_tokens)
+        longest_first = sorted(control_tokens, key=len, reverse=True)
+        self._control = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+        self._knows_developer = "developer" in source
+        self._knows_tools = "tool" in source
+
+    def warm_up(self) -> None:
+        """Import the renderer and compile the template, so that the first chat does not wait for it."""
+        _renderer()._compile_jinja_template(self._source)
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool,
+        continue_final_message: bool = False,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt text. Control tokens in `messages`, `documents` and `variables` are wrapped in markers.
+
+        Raises InvalidRequest when the template refuses the conversation.
+        """
+        conversation = self._marked([message for turn in messages for message in [self._degraded(turn)]])
+        names = {**self._named_tokens, **self._marked(dict(variables or {}))}
+        try:
+            rendered, _ = _renderer().render_jinja_template(
+                [conversation],
+                documents=self._marked(list(documents)) if documents else None,
+                chat_template=self._source,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                **names,
+            )
+        except Exception as error:  # whatever a template does with a client's messages is the client's to know
+            reason = bounded(" ".join(str(error).split()) or type(error).__name__, MAX_REASON_CHARS)
+            raise InvalidRequest(f"The chat template refused the messages: {reason}", param="messages") from error
+        return str(rendered[0])
+
+    def _degraded(self, turn: Mapping[str, Any]) -> dict[str, Any]:
+        message = dict(turn)
+        if message["role"] == "developer" and not self._knows_developer:
+            message["role"] = "system"
+        if self._knows_tools:
+            return message
+        if message["role"] == "tool":
+            return {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
+        if calls := message.pop("tool_calls", None):
+            texts = [orjson.dumps(call["function"]).decode() for call in calls]
+            tagged = [f"<tool_call>\n{text}\n</tool_call>" for text in texts]
+            message["content"] = "\n".join([*filter(None, [message["content"]]), *tagged])
+        return message
+
+    def _marked(self, value: Any) -> Any:
+        if isinstance(value, str):
+            if self._control.search(value) is None:
+                return value
+            value = value.replace(MARK_START, "").replace(MARK_END, "")
+            return self._control.sub(f"{MARK_START}\\g<0>{MARK_END}", value)
+        if isinstance(value, dict):
+            return {key: self._marked(item) for key, item in value.items()}
+        return [self._marked(item) for item in value] if isinstance(value, list) else value
+
+
+def _renderer() -> Any:
+    from transformers.utils import chat_template_utils  # most of a second, so not before it is needed
+
+    return chat_template_utils

@@ -1,0 +1,153 @@
+"""One choice of an answer: from the engine's tokens to the text a client may see.
+
+Detokenises, watches for stop strings, and keeps each token's logprob beside the text it belongs to: a record is let out
+when the text it begins with is, and never after a stop. What comes out depends on the tokens alone, not on how many
+came at once.
+
+Owned by the task that answers the request. Knows nothing of JSON.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from scheduler.stream import TokenLogprob, Update
+from server.detokenize import Detokenizer
+from server.stops import StopMatcher
+
+
+class TokenRecord(NamedTuple):
+    """A token with its logprob, at its place in the text."""
+
+    token: int
+    logprob: TokenLogprob | None  # None for the first token of an echoed prompt, which nothing precedes
+    offset: int  # characters of text before it
+
+
+class Delta(NamedTuple):
+    """What an update added to a choice."""
+
+    text: str
+    records: list[TokenRecord]
+    tokens: list[int]
+    finish_reason: str | None
+    stop: str | int | None = None  # the stop string or the client's own stop token that ended it
+
+
+@dataclass(frozen=True, slots=True)
+class TextOptions:
+    """How a request wants its text cut."""
+
+    stops: tuple[str, ...] = ()
+    include_stop: bool = False
+    skip_special: bool = True
+    min_tokens: int = 0
+    stop_token_ids: frozenset[int] = frozenset()
+    logprobs: bool = False
+
+
+class Choice:
+    """The state of one choice. `index` is its place among all choices of the answer; `start` is how many characters of
+    text come before it, for the offsets of its records."""
+
+    __slots__ = (
+        "_detokenizer",
+        "_length",
+        "_matcher",
+        "_options",
+        "_pending",
+        "_released",
+        "completion_tokens",
+        "echoed",
+        "finish_reason",
+        "index",
+        "logprob_sum",
+        "started",
+    )
+
+    def __init__(self, index: int, options: TextOptions, detokenizer: Detokenizer, start: int = 0) -> None:
+        self.index = index
+        self.completion_tokens = 0
+        self.logprob_sum = 0.0
+        self.finish_reason: str | None = None
+        self.echoed = False  # whether its prompt was put before it
+        self.started = False  # whether anything of it was sent
+        self._options = options
+        self._detokenizer = detokenizer
+        self._matcher = StopMatcher(options.stops) if options.stops else None
+        self._length = start  # characters the tokens so far stand for
+        self._released = start  # characters let out
+        self._pending: deque[TokenRecord] = deque()
+
+    def take(self, update: Update) -> Delta:
+        """Add an update. After a delta with a finish reason there is nothing more to take."""
+        pieces: list[str] = []
+        taken = 0
+        stop: str | int | None = None
+        for position, token in enumerate(update.tokens):
+            taken += 1
+            self.completion_tokens += 1
+            if update.logprobs is not None:
+                self._note(token, update.logprobs[position])
+            stop = self._add(self._detokenizer.feed(token), pieces)
+            if stop is not None:
+                self.finish_reason = "stop"
+                break
+        if self.finish_reason is None and update.finish_reason is not None:
+            stop = self._finish(update, pieces)
+        records = self._due()
+        return Delta("".join(pieces), records, list(update.tokens[:taken]), self.finish_reason, stop)
+
+    @property
+    def mean_logprob(self) -> float:
+        """Per token; what best_of goes by."""
+        return self.logprob_sum / max(1, self.completion_tokens)
+
+    def _note(self, token: int, logprob: TokenLogprob) -> None:
+        self.logprob_sum += logprob.logprob
+        if self._options.logprobs:
+            self._pending.append(TokenRecord(token, logprob, self._length))
+
+    def _add(self, piece: str, pieces: list[str]) -> str | None:
+        """Add text; returns the stop string it completed."""
+        self._length += len(piece)
+        # The first min_tokens tokens are not searched, and cannot be the beginning of a match either.
+        if self._matcher is None or self.completion_tokens <= self._options.min_tokens:
+            self._release(piece, pieces)
+            return None
+        found = self._matcher.feed(piece)
+        self._release(found.text, pieces)
+        if found.stop is not None and self._options.include_stop:
+            self._release(found.stop, pieces)
+        return found.stop
+
+    def _finish(self, update: Update, pieces: list[str]) -> str | int | None:
+        self.finish_reason = update.finish_reason
+        if update.stop_token is not None:
+            self.completion_tokens += 1
+            if self._options.include_stop:
+                self._release(self._detokenizer.feed(update.stop_token), pieces)
+        stop = self._add(self._detokenizer.finish(), pieces)
+        if stop is not None:
+            self.finish_reason = "stop"
+            return stop
+        if self._matcher is not None:
+            self._release(self._matcher.finish(), pieces)
+        return update.stop_token if update.stop_token in self._options.stop_token_ids else None
+
+    def _release(self, text: str, pieces: list[str]) -> None:
+        self._released += len(text)
+        pieces.append(text)
+
+    def _due(self) -> list[TokenRecord]:
+        """Records whose text has begun to be let out; at a natural end also those without text of their own."""
+        pending = self._pending
+        if not pending:
+            return []
+        due = []
+        ended = self.finish_reason is not None and self._released >= self._length
+        while pending and (pending[0].offset < self._released or ended):
+            due.append(pending.popleft())
+        return due

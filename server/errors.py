@@ -1,0 +1,171 @@
+"""Every error a client can get, and the one envelope it comes in.
+
+    APIError                    500 server_error
+    ├── InvalidRequest          400 invalid_request_error   `param` names the field
+    │   ├── UnsupportedField    400 unsupported_parameter   known, and refused by name
+    │   ├── ContextOverflow     400 context_length_exceeded both numbers in the message
+    │   ├── InvalidKey          401 invalid_api_key         with WWW-Authenticate
+    │   ├── NotFound            404 not_found
+    │   │   └── ModelNotFound   404 model_not_found
+    │   ├── MethodNotAllowed    405 method_not_allowed      with Allow
+    │   └── BodyTooLarge        413 request_too_large
+    ├── Overloaded              429 rate_limit_exceeded     with Retry-After
+    ├── InternalError           500 internal_error          never a stack trace
+    └── Unavailable             503 service_unavailable     with Retry-After
+
+The body is always `{"error": {"message", "type", "param", "code"}}`, also for the framework's own refusals and for the
+data event of a stream that breaks. Messages are bounded. Knows nothing of routes or of the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
+
+import orjson
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
+
+MAX_MESSAGE_CHARS = 1000
+MAX_SHOWN_CHARS = 60
+
+
+class APIError(Exception):
+    """An error with everything its answer needs."""
+
+    status: ClassVar[int] = 500
+    type: ClassVar[str] = "server_error"
+    default_code: ClassVar[str | None] = None
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = bounded(message, MAX_MESSAGE_CHARS)
+        self.param = param
+        self.code = code or self.default_code
+        self.headers = dict(headers or {})
+
+    def body(self) -> bytes:
+        """The envelope as JSON."""
+        return orjson.dumps(
+            {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+        )
+
+
+class InvalidRequest(APIError):  # noqa: N818
+    status = 400
+    type = "invalid_request_error"
+    default_code = "invalid_value"
+
+
+class UnsupportedField(InvalidRequest):
+    default_code = "unsupported_parameter"
+
+
+class ContextOverflow(InvalidRequest):
+    default_code = "context_length_exceeded"
+
+
+class InvalidKey(InvalidRequest):
+    status = 401
+    default_code = "invalid_api_key"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, headers={"www-authenticate": "Bearer"})
+
+
+class NotFound(InvalidRequest):
+    status = 404
+    default_code = "not_found"
+
+
+class ModelNotFound(NotFound):
+    default_code = "model_not_found"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"The model {shown(name)} does not exist here; GET /v1/models lists those that do.", param="model"
+        )
+
+
+class MethodNotAllowed(InvalidRequest):
+    status = 405
+    default_code = "method_not_allowed"
+
+
+class BodyTooLarge(InvalidRequest):
+    status = 413
+    default_code = "request_too_large"
+
+    def __init__(self, limit_bytes: int) -> None:
+        # The rest of the body is not read, so the connection cannot be used again.
+        super().__init__(f"The request body is larger than {limit_bytes} bytes.", headers={"connection": "close"})
+
+
+class Overloaded(APIError):  # noqa: N818
+    status = 429
+    type = "rate_limit_error"
+    default_code = "rate_limit_exceeded"
+
+    def __init__(self, message: str, retry_after_seconds: float) -> None:
+        super().__init__(message, headers={"retry-after": str(max(1, round(retry_after_seconds)))})
+
+
+class InternalError(APIError):
+    default_code = "internal_error"
+
+    def __init__(self, message: str = "The server failed while handling the request.") -> None:
+        super().__init__(message)
+
+
+class Unavailable(APIError):  # noqa: N818
+    status = 503
+    default_code = "service_unavailable"
+
+    def __init__(self, message: str, retry_after_seconds: float = 1.0) -> None:
+        super().__init__(message, headers={"retry-after": str(max(1, round(retry_after_seconds)))})
+
+
+def bounded(text: str, limit: int) -> str:
+    """`text` cut to `limit` characters, fit to be sent as UTF-8."""
+    text = text.encode("utf-8", "replace").decode("utf-8")
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def shown(value: object) -> str:
+    """A client's value as it may appear in a message: short whatever its size."""
+    if isinstance(value, str):
+        return repr(bounded(value, MAX_SHOWN_CHARS))
+    if isinstance(value, list | dict):
+        return "an object" if isinstance(value, dict) else "a list" if value else "an empty list"
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return bounded(repr(value), MAX_SHOWN_CHARS)
+
+
+def field_path(location: tuple[int | str, ...]) -> str:
+    """`("messages", 0, "content")` -> `messages[0].content`."""
+    path = ""
+    for part in location:
+        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
+    return path
+
+
+def from_validation(error: ValidationError) -> InvalidRequest:
+    """The first of pydantic's complaints, in our words."""
+    details = error.errors(include_url=False)
+    first = details[0]
+    param = bounded(field_path(first["loc"]), MAX_SHOWN_CHARS)
+    if first["type"] == "missing":
+        return InvalidRequest(f"'{param}' is required.", param=param, code="missing_required_parameter")
+    wanted = first["msg"].removeprefix("Value error, ").replace("Input should be", "must be", 1)
+    more = f" ({len(details) - 1} more fields are wrong.)" if len(details) > 1 else ""
+    code = "invalid_type" if first["type"].endswith("_type") else "invalid_value"
+    return InvalidRequest(f"'{param}' {wanted}, not {shown(first['input'])}.{more}", param=param, code=code)

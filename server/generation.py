@@ -1,0 +1,261 @@
+"""One HTTP request's work in the engine: its prompts submitted together, their updates turned into deltas.
+
+Owned by the task that answers the request. When the client goes, or the answer breaks off for any reason, what is left
+of it is cancelled in the engine. Feeds the metrics. Knows nothing of JSON.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from scheduler import errors as engine_errors
+from scheduler.request import Request
+from scheduler.stream import RequestStream, TokenLogprob, Update
+from server.choice import Choice, Delta, TextOptions, TokenRecord
+from server.detokenize import Decoding
+from server.errors import APIError, ContextOverflow, InternalError, Overloaded, Unavailable
+
+if TYPE_CHECKING:
+    from scheduler.engine import Engine
+    from server.metrics import Metrics
+
+
+class ClientGone(Exception):  # noqa: N818
+    """Nobody is there to read the answer."""
+
+
+@dataclass(slots=True)
+class Echo:
+    """A prompt to be repeated before each of its choices, with its logprobs when those are asked for."""
+
+    text: str
+    tokens: Sequence[int]
+    scored: bool
+    logprobs: list[TokenLogprob] = field(default_factory=list)  # from the second token on
+    held: list[Update] = field(default_factory=list)  # that came before the prompt was scored
+
+    @property
+    def complete(self) -> bool:
+        return not self.scored or len(self.logprobs) == len(self.tokens) - 1
+
+    def delta(self, decoding: Decoding, skip_special: bool) -> Delta:
+        """The prompt as if it had been generated."""
+        records = []
+        if self.scored:
+            detokenizer, offset = decoding.detokenizer(skip_special), 0
+            for token, logprob in zip(self.tokens, [None, *self.logprobs], strict=True):
+                records.append(TokenRecord(token, logprob, offset))
+                offset += len(detokenizer.feed(token))
+        return Delta(self.text, records, [], None)
+
+
+class Generation:
+    """Choices of all prompts, prompt by prompt: choice `i` of prompt `p` is number `p * n + i`."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        metrics: Metrics,
+        decoding: Decoding,
+        requests: Sequence[Request],
+        options: TextOptions,
+        echoes: Sequence[Echo] = (),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Queue the requests. Raises an APIError when the engine refuses them."""
+        self._engine = engine
+        self._metrics = metrics
+        self._decoding = decoding
+        self._options = options
+        self._echoes = echoes
+        self._n = requests[0].n
+        self._clock = clock
+        self._arrival = requests[0].arrival or clock()
+        self._cached = [0] * len(requests)
+        self._open = len(requests) * self._n
+        self._gone = False
+        self._failed = False
+        self._first_token_at: float | None = None
+        self._last_token_at = [0.0] * self._open
+        self.requests = requests
+        starts = [len(echo.text) for echo in echoes] or [0] * len(requests)
+        self.choices = [
+            Choice(number, options, decoding.detokenizer(options.skip_special), starts[number // self._n])
+            for number in range(self._open)
+        ]
+        self.prompt_tokens = sum(len(request.prompt) for request in requests)
+        try:
+            self._streams = engine.submit(requests)
+        except engine_errors.Refused as error:
+            metrics.outcomes["refused"].inc()
+            raise refusal(error) from error
+
+    @property
+    def finished(self) -> bool:
+        """Whether every choice has its finish reason."""
+        return self._open == 0
+
+    @property
+    def completion_tokens(self) -> int:
+        return sum(choice.completion_tokens for choice in self.choices)
+
+    @property
+    def cached_tokens(self) -> int:
+        return sum(self._cached)
+
+    def client_gone(self) -> None:
+        """Stop working for a client that went away: `deltas` raises ClientGone as soon as the engine lets go."""
+        self._gone = True
+        self._cancel()
+
+    async def deltas(self) -> AsyncGenerator[list[tuple[Choice, Delta]]]:
+        """What is new, update by update, until every choice is finished. To be closed by its reader.
+
+        Raises APIError or ClientGone.
+        """
+        try:
+            async for prompt, update in self._updates():
+                yield self._take(prompt, update)
+                if self.finished:
+                    return
+            raise ClientGone if self._gone else InternalError("The answer broke off.")
+        except APIError:
+            self._failed = True
+            raise
+        finally:
+            self._close()
+
+    def _take(self, prompt: int, update: Update) -> list[tuple[Choice, Delta]]:
+        if update.error is not None:
+            raise failure(update.error)
+        if update.finish_reason == "cancelled":
+            raise ClientGone if self._gone else Unavailable("The request was cancelled by the server.")
+        self._cached[prompt] = update.cached_tokens
+        if not self._echoes:
+            return self._deltas_of(prompt, [update])
+        echo = self._echoes[prompt]
+        echo.logprobs += update.prompt_logprobs
+        echo.held.append(update)
+        if not echo.complete:
+            return []
+        held, echo.held = echo.held, []
+        return self._deltas_of(prompt, held)
+
+    def _deltas_of(self, prompt: int, updates: Sequence[Update]) -> list[tuple[Choice, Delta]]:
+        result = []
+        for update in updates:
+            choice = self.choices[prompt * self._n + update.index]
+            if choice.finish_reason is not None:
+                continue  # a stop string ended it; the engine has not yet heard
+            delta = choice.take(update)
+            self._observe(choice, update)
+            if choice.finish_reason is not None:
+                self._open -= 1
+                if update.finish_reason is None:
+                    self._engine.stop_choice(self.requests[prompt].id, update.index, "stop")
+            if self._echoes and not choice.echoed:
+                choice.echoed = True
+                result.append((choice, self._echoes[prompt].delta(self._decoding, self._options.skip_special)))
+            result.append((choice, delta))
+        return result
+
+    async def _updates(self) -> AsyncIterator[tuple[int, Update]]:
+        if len(self._streams) == 1:
+            async for update in self._streams[0]:
+                yield 0, update
+            return
+        merged: asyncio.Queue[tuple[int, Update] | None] = asyncio.Queue()
+
+        async def pump(prompt: int, stream: RequestStream) -> None:
+            async for update in stream:
+                merged.put_nowait((prompt, update))
+            merged.put_nowait(None)
+
+        pumps = [asyncio.create_task(pump(prompt, stream)) for prompt, stream in enumerate(self._streams)]
+        try:
+            running = len(pumps)
+            while running:
+                item = await merged.get()
+                if item is None:
+                    running -= 1
+                else:
+                    yield item
+        finally:
+            for task in pumps:
+                task.cancel()
+
+    def _observe(self, choice: Choice, update: Update) -> None:
+        """Count an update's tokens. Called after the choice has taken them."""
+        tokens = len(update.tokens) + (update.stop_token is not None)
+        if not tokens:
+            return
+        now = self._clock()
+        metrics = self._metrics
+        metrics.generated_tokens.inc(tokens)
+        if self._first_token_at is None:
+            self._first_token_at = now
+            metrics.first_token.observe(now - self._arrival)
+            metrics.prompt_tokens.inc(self.prompt_tokens)
+            life = self._engine.journal.life(self.requests[0].id)
+            if life is not None and life.admitted_at is not None:
+                metrics.queue_time.observe(life.admitted_at - self._arrival)
+        before = self._last_token_at[choice.index]
+        self._last_token_at[choice.index] = now
+        if before:
+            for _ in range(tokens):
+                metrics.token_gap.observe((now - before) / tokens)
+
+    def _cancel(self) -> None:
+        for request in self.requests:
+            self._engine.cancel(request.id)
+
+    def _close(self) -> None:
+        """Leave nothing behind in the engine, and book how it ended."""
+        if not self.finished:
+            self._cancel()
+        metrics = self._metrics
+        now = self._clock()
+        reasons = {choice.finish_reason for choice in self.choices}
+        if not self.finished:
+            outcome = "error" if self._failed else "cancelled"
+        else:
+            outcome = "length" if "length" in reasons else "stop"
+        metrics.outcomes[outcome].inc()
+        metrics.duration.observe(now - self._arrival)
+        metrics.prompt_sizes.observe(self.prompt_tokens)
+        metrics.answer_sizes.observe(self.completion_tokens)
+        longest = max(choice.completion_tokens for choice in self.choices)
+        if self._first_token_at is not None and longest > 1:
+            metrics.per_token.observe((max(self._last_token_at) - self._first_token_at) / (longest - 1))
+
+
+def refusal(error: engine_errors.Refused) -> APIError:
+    """The engine's no, as a client sees it."""
+    if isinstance(error, engine_errors.NeverFits):
+        where = "context length" if error.limited_by == "max_model_len" else "KV cache"
+        return ContextOverflow(
+            f"This server's {where} holds at most {error.limit_tokens} tokens. However, your prompt has "
+            f"{error.prompt_tokens} tokens, and at least one is needed for the answer. Please shorten it.",
+            param="prompt",
+        )
+    if isinstance(error, engine_errors.QueueFull):
+        return Overloaded(
+            f"The server is busy: {error.waiting} {error.unit} are waiting and at most {error.limit} may.",
+            error.retry_after_seconds,
+        )
+    return Unavailable("The server is not taking new requests.")
+
+
+def failure(error: engine_errors.SchedulerError) -> APIError:
+    """What became of an accepted request, as a client sees it."""
+    if isinstance(error, engine_errors.Interrupted):
+        return Unavailable("The server stopped before the answer was complete.")
+    if isinstance(error, engine_errors.NonFiniteLogits):
+        return InternalError("The model's output for this request was not a number.")
+    if isinstance(error, engine_errors.OutOfPages):
+        return Unavailable("The KV cache has no room for an answer this long.")
+    return InternalError()

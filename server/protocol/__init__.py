@@ -1,0 +1,1 @@
+"""What clients may send: request models and the rules on their fields."""

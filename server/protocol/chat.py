@@ -1,0 +1,125 @@
+"""The request of `POST /v1/chat/completions`, and its messages in the form chat templates take.
+
+Contents are a string or a list of text parts; parts are joined with a newline. Everything that is not text is refused
+by name. Knows nothing of the template: how roles degrade is decided in `server.chat_template`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import orjson
+from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticCustomError
+
+from server.protocol.fields import Fields, GenerationFields, Int, JSONObject, Label
+
+MAX_MESSAGES = 4096
+PART_SEPARATOR = "\n"
+
+_RESERVED_TEMPLATE_NAMES = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message")
+
+
+def _content(value: object) -> object:
+    """A string, or the joined text of a list of parts."""
+    if value is None or isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise PydanticCustomError("content_type", "must be a string or a list of text parts")
+    return PART_SEPARATOR.join(_part(part) for part in value)
+
+
+def _part(part: object) -> str:
+    if isinstance(part, str):
+        return part
+    if not isinstance(part, dict):
+        raise PydanticCustomError("content_type", "must hold parts that are objects with a type")
+    kind = part.get("type")
+    if kind not in ("text", "refusal", "input_text", "output_text"):
+        raise PydanticCustomError("content_part", "must hold only parts of type 'text': this is a text model")
+    text = part.get("refusal" if kind == "refusal" else "text")
+    if not isinstance(text, str):
+        raise PydanticCustomError("content_type", "must have a string 'text' in each text part")
+    return text
+
+
+def _arguments(value: object) -> object:
+    """A call's arguments as the object that templates want; the wire has it as JSON text."""
+    if value in (None, ""):
+        return {}
+    if isinstance(value, str):
+        try:
+            value = orjson.loads(value)
+        except orjson.JSONDecodeError:
+            raise PydanticCustomError("arguments", "must be JSON") from None
+    if not isinstance(value, dict):
+        raise PydanticCustomError("arguments_type", "must be a JSON object")
+    return value
+
+
+class CalledFunction(Fields):
+    name: Annotated[str, Field(min_length=1, max_length=256)]
+    arguments: Annotated[JSONObject, BeforeValidator(_arguments)] = Field(default_factory=dict)
+
+
+class ToolCall(Fields):
+    id: Label | None = None
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class Message(Fields):
+    """One turn of the conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Annotated[str | None, BeforeValidator(_content)] = None
+    name: Label | None = None
+    refusal: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: Label | None = None
+
+    def for_template(self) -> dict[str, Any]:
+        """The message as templates see it: no nulls, arguments as objects, contents as strings."""
+        message = self.model_dump(include=set(Message.model_fields), exclude_none=True)
+        message.setdefault("content", message.pop("refusal", ""))
+        return message
+
+
+def _messages(value: object) -> object:
+    # Counted before each of them is looked at.
+    if isinstance(value, list) and len(value) > MAX_MESSAGES:
+        raise PydanticCustomError("message_count", f"must hold at most {MAX_MESSAGES} messages")
+    return value
+
+
+def _template_kwargs(value: object) -> object:
+    if isinstance(value, dict):
+        for name in _RESERVED_TEMPLATE_NAMES:
+            if name in value:
+                raise PydanticCustomError("template_kwargs", f"must not set '{name}', which has a field of its own")
+    return value
+
+
+Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
+]
+
+
+class ChatCompletionRequest(GenerationFields):
+    """OpenAI's fields and vLLM's extensions for a text model. What is refused by name is in `checks`."""
+
+    messages: Annotated[list[Message], BeforeValidator(_messages), Field(min_length=1)]
+    max_completion_tokens: Annotated[Int, Field(ge=0)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[Int, Field(ge=0)] | None = None
+    modalities: list[Literal["text"]] | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    metadata: Metadata | None = None
+    safety_identifier: Label | None = None
+    prompt_cache_key: Label | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: Annotated[JSONObject, BeforeValidator(_template_kwargs)] | None = None
+    documents: list[JSONObject] | None = None

@@ -1,0 +1,208 @@
+"""What the types cannot say: fields refused by name, unknown fields, limits of this model, and fields that contradict
+each other.
+
+Every failure is an InvalidRequest whose `param` names the field. Pure functions; nothing here knows the engine.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from server.errors import InvalidRequest, UnsupportedField, bounded, shown
+from server.protocol.chat import ChatCompletionRequest
+from server.protocol.completions import CompletionRequest
+from server.protocol.fields import Fields, GenerationFields
+
+TYPO_SIMILARITY = 0.8
+MAX_NAMED_FIELDS = 20
+OPENAI_COMPLETION_LOGPROBS = 5
+OPENAI_CHAT_LOGPROBS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLimits:
+    """What this model and this operator allow."""
+
+    vocab_size: int  # ids the model has embeddings for, padding included
+    max_model_len: int  # tokens, prompt and answer together
+    max_logprobs: int = OPENAI_CHAT_LOGPROBS
+    strict_fields: bool = False  # refuse every unknown field, not just those that look like a typo
+    priorities: bool = False  # whether the scheduler honours `priority`
+
+    @property
+    def max_completion_logprobs(self) -> int:
+        """OpenAI allows 5 on completions where it allows 20 on chat; an operator who allows more allows it on both."""
+        return self.max_logprobs if self.max_logprobs > OPENAI_CHAT_LOGPROBS else min(5, self.max_logprobs)
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A known field that is not served: the values that mean "not used", and why others are refused."""
+
+    reason: str
+    neutral: tuple[Any, ...] = (None,)
+
+    def allows(self, value: object) -> bool:
+        return any(type(value) is type(neutral) and value == neutral for neutral in self.neutral)
+
+
+_COMMON = {
+    "structured_outputs": Refusal("constrained decoding is not served yet"),
+    "bad_words": Refusal("it is not served; use logit_bias", (None, [])),
+    "allowed_token_ids": Refusal("it is not served; use logit_bias"),
+    "prompt_logprobs": Refusal("it is not served; completions have echo with logprobs"),
+    "use_beam_search": Refusal("beam search is not served", (None, False)),
+    "length_penalty": Refusal("beam search is not served", (None, 1, 1.0)),
+    "spaces_between_special_tokens": Refusal("special tokens are joined as they are", (None, True)),
+    "truncation_side": Refusal("prompts are cut at their beginning", (None, "left")),
+    "prompt_embeds": Refusal("prompts are text or token ids"),
+    "kv_transfer_params": Refusal("keys and values stay in this process"),
+    "vllm_xargs": Refusal("there are no plugins"),
+    "repetition_detection": Refusal("it is not served"),
+    "thinking_token_budget": Refusal("it is not served"),
+    "return_tokens_as_token_ids": Refusal("use return_token_ids", (None, False)),
+    "logits_processors": Refusal("code is not taken from clients", (None, [])),
+    "guided_json": Refusal("constrained decoding is not served yet"),
+    "guided_regex": Refusal("constrained decoding is not served yet"),
+    "guided_choice": Refusal("constrained decoding is not served yet"),
+    "guided_grammar": Refusal("constrained decoding is not served yet"),
+}
+REFUSED: Mapping[type[Fields], Mapping[str, Refusal]] = {
+    CompletionRequest: _COMMON | {"suffix": Refusal("text is only continued, not filled in", (None, ""))},
+    ChatCompletionRequest: _COMMON
+    | {
+        "tools": Refusal("tool calling is not served yet", (None, [])),
+        "tool_choice": Refusal("tool calling is not served yet", (None, "none")),
+        "parallel_tool_calls": Refusal("it is only allowed with tools"),
+        "functions": Refusal("tool calling is not served yet", (None, [])),
+        "function_call": Refusal("tool calling is not served yet", (None, "none")),
+        "audio": Refusal("this is a text model"),
+        "prediction": Refusal("predicted outputs are not served"),
+        "web_search_options": Refusal("there is no web search"),
+        "verbosity": Refusal("the model has no such setting", (None, "medium")),
+        "store": Refusal("chat completions are not stored", (None, False)),
+        "moderation": Refusal("there is no moderation"),
+        "prompt_cache_retention": Refusal("prefixes stay cached as long as there is room"),
+        "prompt_cache_options": Refusal("prefixes are cached without being asked"),
+        "include_reasoning": Refusal("reasoning is not split from the answer yet", (None, True)),
+        "chat_template": Refusal("templates are not taken from clients"),
+        "echo": Refusal("chat answers hold only the answer", (None, False)),
+        "best_of": Refusal("it is a field of /v1/completions", (None,)),
+        "media_io_kwargs": Refusal("this is a text model"),
+        "mm_processor_kwargs": Refusal("this is a text model"),
+    },
+}
+
+
+def check_names(body: Mapping[str, object], model: type[Fields], strict: bool) -> tuple[str, ...]:
+    """Refuse fields that are refused by name, and misspelt ones. Returns the names that are ignored."""
+    refused = REFUSED[model]
+    unknown = []
+    for name, value in body.items():
+        if name in refused:
+            if not refused[name].allows(value):
+                raise UnsupportedField(f"'{name}' is not supported: {refused[name].reason}.", param=name)
+        elif name not in model.model_fields:
+            unknown.append(name)
+    for name in unknown[:MAX_NAMED_FIELDS]:
+        meant = difflib.get_close_matches(bounded(name, 40), model.model_fields, n=1, cutoff=TYPO_SIMILARITY)
+        if meant or strict:
+            hint = f" Did you mean '{meant[0]}'?" if meant else ""
+            param = bounded(name, 60)
+            raise InvalidRequest(f"Unknown field {shown(name)}.{hint}", param=param, code="unknown_parameter")
+    return tuple(unknown)
+
+
+def check_common(request: GenerationFields, limits: ServerLimits) -> None:
+    """The rules of every request that generates."""
+    _check_ids(request.logit_bias or (), "logit_bias", limits)
+    _check_ids(request.stop_token_ids or (), "stop_token_ids", limits)
+    if request.stream_options is not None:
+        if not request.stream:
+            raise InvalidRequest("'stream_options' is only allowed with 'stream': true.", param="stream_options")
+        if request.stream_options.include_obfuscation:
+            raise UnsupportedField("Chunks are not padded.", param="stream_options.include_obfuscation")
+    if request.priority and not limits.priorities:
+        raise UnsupportedField("'priority' needs a server with --scheduling-policy priority.", param="priority")
+    if request.truncate_prompt_tokens == 0:
+        raise InvalidRequest("'truncate_prompt_tokens' must be at least 1, or -1.", param="truncate_prompt_tokens")
+    if (request.response_format or {"type": "text"}).get("type") != "text":
+        raise UnsupportedField("'response_format' is not supported except for text yet.", param="response_format")
+    if request.request_id is not None and not printable(request.request_id):
+        raise InvalidRequest("'request_id' must be printable ASCII.", param="request_id")
+
+
+def check_completion(request: CompletionRequest, limits: ServerLimits) -> None:
+    """The rules of /v1/completions."""
+    check_common(request, limits)
+    for prompt in request.prompt:
+        if isinstance(prompt, list):
+            _check_ids(prompt, "prompt", limits)
+    if request.logprobs is not None:
+        _check_at_most(request.logprobs, limits.max_completion_logprobs, "logprobs")
+    if request.max_tokens == 0 and not request.echo:
+        raise InvalidRequest("'max_tokens' must be at least 1 without 'echo'.", param="max_tokens")
+    if request.best_of is not None:
+        if request.best_of < (request.n or 1):
+            raise InvalidRequest("'best_of' must be at least 'n'.", param="best_of")
+        if request.stream and request.best_of > (request.n or 1):
+            raise InvalidRequest("'best_of' larger than 'n' cannot be streamed.", param="best_of")
+    _check_min_tokens(request.min_tokens, request.max_tokens)
+
+
+def check_chat(request: ChatCompletionRequest, limits: ServerLimits) -> None:
+    """The rules of /v1/chat/completions."""
+    check_common(request, limits)
+    for index, message in enumerate(request.messages):
+        _check_message_content(index, message.content is None and not message.tool_calls and not message.refusal)
+    if request.top_logprobs is not None:
+        if not request.logprobs and request.top_logprobs > 0:
+            raise InvalidRequest("'top_logprobs' is only allowed with 'logprobs': true.", param="top_logprobs")
+        _check_at_most(request.top_logprobs, limits.max_logprobs, "top_logprobs")
+    for name in ("max_tokens", "max_completion_tokens"):
+        if getattr(request, name) == 0:
+            raise InvalidRequest(f"'{name}' must be at least 1.", param=name)
+    if None not in (request.max_tokens, request.max_completion_tokens) and (
+        request.max_tokens != request.max_completion_tokens
+    ):
+        raise InvalidRequest(
+            "'max_tokens' and 'max_completion_tokens' mean the same and differ here; give one.", param="max_tokens"
+        )
+    if request.add_generation_prompt and request.continue_final_message:
+        raise InvalidRequest(
+            "'continue_final_message' and 'add_generation_prompt' exclude each other.", param="continue_final_message"
+        )
+    _check_min_tokens(request.min_tokens, request.max_completion_tokens or request.max_tokens)
+
+
+def printable(text: str) -> bool:
+    """Whether `text` can stand in a header."""
+    return text.isascii() and text.isprintable()
+
+
+def _check_message_content(index: int, missing: bool) -> None:
+    if missing:
+        param = f"messages[{index}].content"
+        raise InvalidRequest(f"'{param}' is required.", param=param, code="missing_required_parameter")
+
+
+def _check_ids(ids: Iterable[int], field: str, limits: ServerLimits) -> None:
+    for token in ids:
+        if not 0 <= token < limits.vocab_size:
+            raise InvalidRequest(
+                f"'{field}' has token id {shown(token)}, and the model's ids are 0 to {limits.vocab_size - 1}.",
+                param=field,
+            )
+
+
+def _check_at_most(value: int, limit: int, field: str) -> None:
+    if value > limit:
+        raise InvalidRequest(f"'{field}' must be at most {limit}, not {shown(value)}.", param=field)
+
+
+def _check_min_tokens(low: int | None, high: int | None) -> None:
+    if low is not None and high is not None and low > high:
+        raise InvalidRequest(f"'min_tokens' ({low}) is larger than 'max_tokens' ({high}).", param="min_tokens")

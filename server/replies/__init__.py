@@ -1,0 +1,1 @@
+"""What clients get back: bodies and stream chunks, built from plain dictionaries."""

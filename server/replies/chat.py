@@ -1,0 +1,99 @@
+"""The answers of /v1/chat/completions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from server.choice import Choice, Delta
+from server.generation import Generation
+from server.protocol.fields import StreamOptions
+from server.replies.chunks import ChunkWriter
+from server.replies.head import Collected, Head, usage_of
+from server.replies.logprobs import LogprobShapes
+
+OBJECT = "chat.completion"
+CHUNK_OBJECT = "chat.completion.chunk"
+
+
+@dataclass(frozen=True, slots=True)
+class ChatShape:
+    """What an answer carries beside text."""
+
+    logprobs: LogprobShapes | None
+    prompt: Sequence[int] | None  # token ids, for a client that wants ids back
+    extra: dict[str, Any]  # fields of the whole answer: service_tier, metadata
+
+    def logprobs_of(self, delta: Delta) -> dict[str, Any] | None:
+        return None if self.logprobs is None else self.logprobs.chat(delta.records)
+
+
+class ChatChunks(ChunkWriter):
+    """The stream of a chat answer: the role once per choice, in its first chunk; the finish reason in a chunk of its
+    own."""
+
+    def __init__(self, head: Head, options: StreamOptions | None, shape: ChatShape) -> None:
+        extra = {name: value for name, value in shape.extra.items() if name == "service_tier"}
+        super().__init__(head, CHUNK_OBJECT, options, extra)
+        self._shape = shape
+        self._plain = shape.logprobs is None and shape.prompt is None
+
+    def choices(self, choice: Choice, delta: Delta) -> list[bytes]:
+        bodies = []
+        first = not choice.started
+        ended = delta.finish_reason is not None
+        if delta.text or delta.records or (self._shape.prompt and delta.tokens) or (first and ended):
+            choice.started = True
+            if self._plain and not first:
+                text = orjson.dumps(delta.text)
+                bodies.append(
+                    b'{"index":%d,"delta":{"content":%b},"logprobs":null,"finish_reason":null}' % (choice.index, text)
+                )
+            else:
+                bodies.append(orjson.dumps(self._body(choice, delta, first)))
+        if ended:
+            last = {"index": choice.index, "delta": {}, "logprobs": None, "finish_reason": delta.finish_reason}
+            if delta.stop is not None:
+                last["stop_reason"] = delta.stop
+            bodies.append(orjson.dumps(last))
+        return bodies
+
+    def _body(self, choice: Choice, delta: Delta, first: bool) -> dict[str, Any]:
+        content = {"content": delta.text} if delta.text or first else {}
+        body: dict[str, Any] = {
+            "index": choice.index,
+            "delta": {"role": "assistant", **content} if first else content,
+            "logprobs": self._shape.logprobs_of(delta),
+            "finish_reason": None,
+        }
+        if self._shape.prompt is not None:
+            body["token_ids"] = delta.tokens
+            if first:
+                body["prompt_token_ids"] = list(self._shape.prompt)
+        return body
+
+
+def chat_body(head: Head, generation: Generation, answers: Sequence[Collected], shape: ChatShape) -> bytes:
+    """The whole answer."""
+    choices = [_choice(index, answer.delta(), shape) for index, answer in enumerate(answers)]
+    body = {**head.fields(OBJECT), **shape.extra, "choices": choices, "usage": usage_of(generation)}
+    if shape.prompt is not None:
+        body["prompt_token_ids"] = list(shape.prompt)
+    return orjson.dumps(body)
+
+
+def _choice(index: int, delta: Delta, shape: ChatShape) -> dict[str, Any]:
+    body: dict[str, Any] = {
+        "index": index,
+        "message": {"role": "assistant", "content": delta.text, "refusal": None},
+        "logprobs": shape.logprobs_of(delta),
+        "finish_reason": delta.finish_reason,
+    }
+    if delta.stop is not None:
+        body["stop_reason"] = delta.stop
+    if shape.prompt is not None:
+        body["token_ids"] = delta.tokens
+    return body

@@ -1,0 +1,73 @@
+"""What every reply of one request shares: who it is, and what it has used."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from secrets import token_hex
+from typing import Any
+
+from server.choice import Delta, TokenRecord
+from server.generation import Generation
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The fields that are equal in all chunks of an answer."""
+
+    id: str
+    model: str
+    system_fingerprint: str
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def fields(self, kind: str) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.system_fingerprint,
+        }
+
+
+@dataclass(slots=True)
+class Collected:
+    """The deltas of one choice put together, for an answer that is not streamed."""
+
+    text: list[str] = field(default_factory=list)
+    records: list[TokenRecord] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    finish_reason: str | None = None
+    stop: str | int | None = None
+
+    def add(self, delta: Delta) -> None:
+        self.text.append(delta.text)
+        self.records += delta.records
+        self.tokens += delta.tokens
+        if delta.finish_reason is not None:
+            self.finish_reason, self.stop = delta.finish_reason, delta.stop
+
+    def delta(self) -> Delta:
+        """All of it as one."""
+        return Delta("".join(self.text), self.records, self.tokens, self.finish_reason, self.stop)
+
+
+def new_id(prefix: str) -> str:
+    """`cmpl-` and 24 random hexadecimal digits."""
+    return f"{prefix}-{token_hex(12)}"
+
+
+def usage_of(generation: Generation) -> dict[str, Any]:
+    """OpenAI's usage object. Prompt tokens count once per prompt, generated ones once per choice, shown or not."""
+    prompt_tokens, completion_tokens = generation.prompt_tokens, generation.completion_tokens
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": generation.cached_tokens},
+        "completion_tokens_details": {
+            "reasoning_tokens": 0,
+            "accepted_prediction_tokens": 0,
+            "rejected_prediction_tokens": 0,
+        },
+    }

@@ -1,0 +1,73 @@
+"""Log-probabilities in the two shapes OpenAI has for them.
+
+Numbers are natural logs of the distribution after penalties and logit_bias, before temperature and filters. Minus
+infinity, which JSON has not, is -9999. A token that is not a whole character is named by its bytes, as OpenAI does:
+`bytes:\\xf0\\x9f` on completions and `\\xf0\\x9f` on chat.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from server.choice import TokenRecord
+from server.detokenize import Decoding
+
+FLOOR = -9999.0
+
+
+class LogprobShapes:
+    """Shapes the records of one request. `alternatives` is how many it asked for beside each token."""
+
+    def __init__(self, decoding: Decoding, alternatives: int, skip_special: bool) -> None:
+        self._decoding = decoding
+        self._alternatives = alternatives
+        self._silent = decoding.special_ids if skip_special else frozenset()  # tokens that leave no text
+
+    def completion(self, records: Sequence[TokenRecord]) -> dict[str, Any]:
+        """Four parallel lists."""
+        return {
+            "tokens": [self._name(record.token, "bytes:") for record in records],
+            "token_logprobs": [None if r.logprob is None else floored(r.logprob.logprob) for r in records],
+            "top_logprobs": [self._alternatives_of(record) for record in records] if self._alternatives else None,
+            "text_offset": [record.offset for record in records],
+        }
+
+    def chat(self, records: Sequence[TokenRecord]) -> dict[str, Any]:
+        """A list of entries."""
+        return {"content": [self._entry(record) for record in records], "refusal": None}
+
+    def _alternatives_of(self, record: TokenRecord) -> dict[str, float] | None:
+        """The most likely tokens, and the token itself when it is not among them."""
+        if record.logprob is None:
+            return None
+        top = record.logprob.top[: self._alternatives]
+        pairs = [*top, (record.token, record.logprob.logprob)]
+        result: dict[str, float] = {}
+        for token, logprob in pairs:
+            result.setdefault(self._name(token, "bytes:"), floored(logprob))
+        return result
+
+    def _entry(self, record: TokenRecord) -> dict[str, Any]:
+        assert record.logprob is not None  # only echoed prompts, which chat has not, begin with a token without one
+        top = record.logprob.top[: self._alternatives]
+        return {
+            **self._token(record.token, record.logprob.logprob),
+            "top_logprobs": [self._token(token, logprob) for token, logprob in top],
+        }
+
+    def _token(self, token: int, logprob: float) -> dict[str, Any]:
+        own = None if token in self._silent else list(self._decoding.bytes_of(token))
+        return {"token": self._name(token, ""), "logprob": floored(logprob), "bytes": own}
+
+    def _name(self, token: int, prefix: str) -> str:
+        own = self._decoding.bytes_of(token)
+        try:
+            return own.decode()
+        except UnicodeDecodeError:
+            return prefix + "".join(f"\\x{byte:02x}" for byte in own)
+
+
+def floored(logprob: float) -> float:
+    """A number JSON can hold."""
+    return logprob if logprob > FLOOR else FLOOR

@@ -1,0 +1,105 @@
+"""`POST /v1/completions`."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from scheduler.request import Request as EngineRequest
+from server.answer import json_response
+from server.generation import Echo
+from server.intake import DEFAULT_COMPLETION_TOKENS, LengthPolicy, engine_request, sampling_params
+from server.protocol.checks import check_completion
+from server.protocol.completions import CompletionRequest
+from server.replies.completion import CompletionChunks, CompletionShape, completion_body
+from server.replies.head import Head, new_id
+from server.replies.logprobs import LogprobShapes
+from server.routes.generating import all_of, body_of, generation, parsed, text_options
+from server.state import ServerState
+from server.streaming import EventStream
+from server.tokenize import Tokenizing
+
+
+def router(state: ServerState) -> APIRouter:
+    routes = APIRouter()
+
+    @routes.post("/v1/completions", openapi_extra=body_of(CompletionRequest))
+    async def complete(request: Request) -> Response:
+        arrival = state.clock()
+        fields, headers = await parsed(request, state, CompletionRequest)
+        check_completion(fields, state.limits)
+        prompts = await state.tokenizing.run(_tokenised, state.tokenizing, fields)
+        head = Head(new_id("cmpl"), fields.model, state.system_fingerprint)
+        requests = _requests(state, fields, head, prompts, arrival)
+        options = text_options(fields, logprobs=fields.logprobs is not None)
+        work = generation(state, requests, options, _echoes(state, fields, requests))
+        shape = _shape(state, fields, prompts, requests[0].n)
+        if fields.stream:
+            writer = CompletionChunks(head, fields.stream_options, shape)
+            return EventStream(work, writer, state.keep_alive_seconds, headers)
+        answers = await all_of(work, request)
+        if isinstance(answers, Response):
+            return answers
+        return json_response(completion_body(head, work, answers, shape), headers=headers)
+
+    return routes
+
+
+def _tokenised(tokenizing: Tokenizing, fields: CompletionRequest) -> list[list[int]]:
+    """The ids of every prompt. Runs in a worker thread."""
+    special = fields.add_special_tokens is not False
+    truncates = fields.truncate_prompt_tokens is not None
+    return [
+        tokenizing.encode(prompt, add_special_tokens=special, truncates=truncates)
+        if isinstance(prompt, str)
+        else prompt
+        for prompt in fields.prompt
+    ]
+
+
+def _requests(
+    state: ServerState, fields: CompletionRequest, head: Head, prompts: list[list[int]], arrival: float
+) -> list[EngineRequest]:
+    choices = fields.best_of or fields.n or 1
+    scores_choices = choices > (fields.n or 1)
+    params = sampling_params(
+        fields,
+        logprobs=0 if fields.logprobs is None and scores_choices else fields.logprobs,
+        prompt_logprobs=fields.logprobs if fields.echo else None,
+    )
+    length = LengthPolicy(fields.max_tokens, DEFAULT_COMPLETION_TOKENS, "max_tokens", "prompt")
+    ids = [head.id] if len(prompts) == 1 else [f"{head.id}-{number}" for number in range(len(prompts))]
+    return [
+        engine_request(
+            request_id,
+            tokens,
+            params,
+            fields,
+            choices=choices,
+            length=length,
+            max_model_len=state.limits.max_model_len,
+            arrival=arrival,
+        )
+        for request_id, tokens in zip(ids, prompts, strict=True)
+    ]
+
+
+def _echoes(state: ServerState, fields: CompletionRequest, requests: list[EngineRequest]) -> list[Echo]:
+    if not fields.echo:
+        return []
+    skip_special = fields.skip_special_tokens is not False
+    echoes = []
+    for prompt, request in zip(fields.prompt, requests, strict=True):
+        tokens = request.prompt.tolist()
+        as_given = isinstance(prompt, str) and fields.truncate_prompt_tokens is None
+        text = prompt if as_given else state.tokenizing.decoding.text_of(tokens, skip_special)
+        echoes.append(Echo(text, tokens, scored=fields.logprobs is not None))
+    return echoes
+
+
+def _shape(state: ServerState, fields: CompletionRequest, prompts: list[list[int]], generated: int) -> CompletionShape:
+    logprobs = None
+    if fields.logprobs is not None:
+        skip_special = fields.skip_special_tokens is not False
+        logprobs = LogprobShapes(state.tokenizing.decoding, fields.logprobs, skip_special)
+    return CompletionShape(generated, fields.n or 1, logprobs, prompts if fields.return_token_ids else None)

@@ -1,0 +1,76 @@
+"""What every route that generates does with its body before and its answer after."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+from fastapi import Request
+from pydantic import ValidationError
+from starlette.responses import Response
+
+from scheduler.request import Request as EngineRequest
+from server.answer import json_response
+from server.body import read_json
+from server.choice import TextOptions
+from server.errors import bounded, from_validation
+from server.generation import ClientGone, Echo, Generation
+from server.protocol.checks import check_names, printable
+from server.protocol.fields import GenerationFields
+from server.replies.head import Collected
+from server.state import ServerState
+from server.streaming import collected
+
+IGNORED_HEADER = "x-octavo-ignored"
+CLIENT_CLOSED = 499  # nginx's number for it; nobody is there to read it
+
+T = TypeVar("T", bound=GenerationFields)
+
+
+async def parsed(request: Request, state: ServerState, model: type[T]) -> tuple[T, dict[str, str]]:
+    """The body, validated as far as its types say, and the headers that its answer gets."""
+    body = await read_json(request, state.max_body_bytes)
+    ignored = check_names(body, model, state.limits.strict_fields)
+    try:
+        fields = model.model_validate(body)
+    except ValidationError as error:
+        raise from_validation(error) from None
+    state.require_model(fields.model)
+    if fields.request_id is not None and printable(fields.request_id):
+        request.state.request_id = fields.request_id
+    names = [bounded(name, 40) for name in ignored if printable(name)][:20]
+    return fields, {IGNORED_HEADER: ",".join(names)} if names else {}
+
+
+def text_options(fields: GenerationFields, *, logprobs: bool) -> TextOptions:
+    return TextOptions(
+        stops=tuple(fields.stop or ()),
+        include_stop=bool(fields.include_stop_str_in_output),
+        skip_special=fields.skip_special_tokens is not False,
+        min_tokens=fields.min_tokens or 0,
+        stop_token_ids=frozenset(fields.stop_token_ids or ()),
+        logprobs=logprobs,
+    )
+
+
+def generation(
+    state: ServerState, requests: Sequence[EngineRequest], options: TextOptions, echoes: Sequence[Echo] = ()
+) -> Generation:
+    """Hand the requests to the engine. Raises an APIError when it refuses."""
+    return Generation(
+        state.engine, state.metrics, state.tokenizing.decoding, requests, options, echoes, clock=state.clock
+    )
+
+
+async def all_of(work: Generation, request: Request) -> list[Collected] | Response:
+    """The whole answer, or a response for a client that has left."""
+    try:
+        return await collected(work, request.receive)
+    except ClientGone:
+        return json_response(b"{}", CLIENT_CLOSED)
+
+
+def body_of(model: type[GenerationFields]) -> dict[str, object]:
+    """The body in the OpenAPI description; the route itself reads it as bytes."""
+    reference = {"$ref": f"#/components/schemas/{model.__name__}"}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": reference}}}}

@@ -1,0 +1,38 @@
+"""`/health` (the process answers), `/ready` (it can serve), `/metrics` and `/version`. None does engine work."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.responses import Response
+
+from server.answer import object_response
+from server.errors import Unavailable
+from server.state import ServerState
+
+
+def router(state: ServerState) -> APIRouter:
+    routes = APIRouter()
+
+    @routes.get("/health")
+    @routes.head("/health", include_in_schema=False)
+    async def health() -> Response:
+        return object_response({"status": "alive"})
+
+    @routes.get("/ready")
+    @routes.head("/ready", include_in_schema=False)
+    async def ready() -> Response:
+        reason = state.not_ready()
+        if reason is not None:
+            raise Unavailable(f"Not ready: {reason}.", retry_after_seconds=5)
+        return object_response({"status": "ready", "running": state.engine.running, "waiting": state.engine.waiting})
+
+    @routes.get("/metrics")
+    async def metrics() -> Response:
+        return Response(state.metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
+
+    @routes.get("/version")
+    async def version() -> Response:
+        return object_response({"version": state.version})
+
+    return routes

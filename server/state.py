@@ -1,0 +1,63 @@
+"""What all routes share: the engine, the tokenizer, names and limits. Built once by whoever starts the server, then
+read only."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from server.errors import ModelNotFound
+from server.metrics import Metrics
+from server.protocol.checks import ServerLimits
+from server.tokenize import Tokenizing
+
+if TYPE_CHECKING:
+    from scheduler.engine import Engine
+
+DEFAULT_BODY_BYTES = 16 << 20
+
+
+@dataclass(slots=True)
+class ServerState:
+    """Everything the routes need. `draining` is the one thing that changes: it turns `/ready` red."""
+
+    engine: Engine
+    tokenizing: Tokenizing
+    metrics: Metrics
+    limits: ServerLimits
+    model_names: Sequence[str]  # the first is the one that owns the others
+    version: str
+    info: Mapping[str, Any] = field(default_factory=dict)  # what GET /info shows
+    api_keys: Sequence[str] = ()  # none: everybody may
+    open_metrics: bool = False  # GET /metrics without a key
+    max_body_bytes: int = DEFAULT_BODY_BYTES
+    stall_seconds: float = 60.0  # without a finished step while there is work, after which `/ready` turns red
+    keep_alive_seconds: float = 15.0  # of silence in a stream, after which a comment is sent
+    clock: Callable[[], float] = time.monotonic  # the engine's
+    created: int = field(default_factory=lambda: int(time.time()))
+    system_fingerprint: str = ""  # of the build, the model and its format; made of version and name when not given
+    draining: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.system_fingerprint:
+            digest = hashlib.sha256(f"{self.version} {self.model_names[0]}".encode()).hexdigest()
+            self.system_fingerprint = f"fp_{digest[:10]}"
+
+    def require_model(self, name: str) -> None:
+        """Raises ModelNotFound for a name that is not served."""
+        if name not in self.model_names:
+            raise ModelNotFound(name)
+
+    def not_ready(self) -> str | None:
+        """Why the server should get no new requests; None when it should."""
+        engine = self.engine
+        if not engine.healthy:
+            return f"unhealthy: {engine.unhealthy_reason}"
+        if self.draining or not engine.accepting:
+            return "draining"
+        if (engine.running or engine.waiting) and self.clock() - engine.last_progress > self.stall_seconds:
+            return f"stalled: no step has finished for {self.clock() - engine.last_progress:.0f} s"
+        return None
