@@ -136,7 +136,7 @@ class Settings(BaseModel):
         Flag(_HTTP, "N"), "most alternatives a request may ask for beside each token", 20, ge=0
     )
     strict_fields: bool = _setting(
-        Flag(_HTTP), "refuse request fields that are not known instead of ignoring them", True
+        Flag(_HTTP), "refuse every unknown request field, not only those that look like a typo", False
     )
     max_body_size: SizeBytes = _setting(Flag(_HTTP, "SIZE"), "largest request body", 16 << 20, gt=0)
     shutdown_timeout: float = _setting(

@@ -15,6 +15,8 @@ from config.errors import ConfigError
 from config.flags import Parser, add_settings, refuse_unknown
 from config.settings import Settings
 from config.version import VERSION
+from models.errors import ModelError
+from scheduler.errors import SchedulerError
 
 _EPILOG = (
     "Every flag has an environment twin (--max-model-len: OCTAVO_MAX_MODEL_LEN) and a key in the YAML file given by "
@@ -23,7 +25,8 @@ _EPILOG = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; the exit code: 0 when all went well, 2 for a mistake in the configuration."""
+    """Run the command line; the exit code: 0 when it ended well, 1 when it could not go on, 2 for a mistake of whoever
+    started it."""
     began = time.perf_counter()
     parser = _parser()
     try:
@@ -32,9 +35,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         flags = vars(namespace)
         flags.pop("command")
         return _serve(flags, began)
-    except ConfigError as error:
+    except (ConfigError, ModelError) as error:
         print(f"octavo: error: {error}", file=sys.stderr)
         return 2
+    except SchedulerError as error:
+        print(f"octavo: error: the model cannot run: {error}", file=sys.stderr)
+        return 1
 
 
 def _parser() -> Parser:

@@ -1,9 +1,90 @@
-"""Bring the daemon up, phase by phase. (the phases follow as their rooms land)"""
+"""The start of the daemon, phase by phase.
+
+    settings -> port -> model opened -> plan -> weights | tokenizer | imports -> KV pool -> first token -> listening
+
+Mistakes of the operator are found in the first four, before anything slow is imported or loaded. Runs in the main
+thread; ends in the event loop of `server.wiring`.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from config.errors import ConfigError
+from config.plan import Plan
 from config.settings import Settings
+from config.version import VERSION
+from server.listen import bind
+from server.loading import load_model
+from server.startup import Phases
+
+# How long a thread may keep the interpreter's lock while another waits for it. The default of 5 ms is what the event
+# loop would wait for each time the model's thread prepares a step in Python; a decode step takes about that long.
+SWITCH_INTERVAL_SECONDS = 0.0005
 
 
 def serve(settings: Settings, began: float) -> int:
-    raise NotImplementedError
+    """Serve until a signal ends it; the exit code. `began` is when the command started, on `time.perf_counter`.
+
+    Raises ConfigError or ModelError for what keeps it from starting.
+    """
+    # Until there is something to end well, signals end the process at once.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("uvicorn.error").setLevel(max(logging.WARNING, logging.getLogger().level))  # it tells what we tell
+    sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
+    if settings.cache_dir is not None:
+        os.environ["OCTAVO_CACHE_DIR"] = str(settings.cache_dir)
+
+    console = Console(highlight=False)
+    phases = Phases(lambda line: console.print(f"  {line}", style="dim"), began)
+    console.print(f"octavo {VERSION}", style="bold")
+    phases.note("settings", phases.age_seconds())
+    template = _chat_template(settings)
+    bound = bind(settings.host, settings.port)
+    model = load_model(settings, phases, lambda plan: console.print(_table(plan)), lambda: _import_rest(phases))
+    import uvloop
+
+    from server.wiring import run
+
+    def ready(url: str) -> None:
+        console.print(f"ready in {phases.seconds['ready']:.1f} s on {url}", style="bold")
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(run(settings, model, template, bound, phases, ready))
+    return 0
+
+
+def _import_rest(phases: Phases) -> None:
+    """Import what only the running daemon needs, while the model loads."""
+    with phases.phase("imports"):
+        import uvloop  # noqa: F401
+
+        import server.wiring  # noqa: F401
+
+
+def _chat_template(settings: Settings) -> str | None:
+    if settings.chat_template is None:
+        return None
+    try:
+        return Path(settings.chat_template).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--chat-template {settings.chat_template} cannot be read: {error}") from None
+
+
+def _table(plan: Plan) -> Table:
+    table = Table(box=None, show_header=False, padding=(0, 2))
+    table.add_column(style="bold")
+    table.add_column()
+    table.add_column(style="dim")
+    for row in plan.rows():
+        table.add_row(*row)
+    return table

@@ -87,7 +87,7 @@ OTHER_VALUES = {
     "api_key": "k",
     "open_metrics": "true",
     "max_logprobs": "9",
-    "strict_fields": "false",
+    "strict_fields": "true",
     "max_body_size": "1MiB",
     "shutdown_timeout": "1.5",
     "log_level": "debug",

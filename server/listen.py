@@ -1,0 +1,49 @@
+"""The socket to listen on, bound before anything slow happens so that a port in use is known at once.
+
+Bound, not listening: until the daemon is ready, connections are refused instead of left waiting.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+
+from config.errors import ConfigError
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A TCP socket bound to `host` and `port`, 0 being any free one. Raises ConfigError."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except (socket.gaierror, UnicodeError):
+        raise ConfigError(f"--host {host} cannot be resolved: use an address of this machine, or 0.0.0.0") from None
+    bound = socket.socket(family, kind, protocol)
+    try:
+        # A daemon that has just ended leaves connections in TIME_WAIT; they must not keep the next one from starting.
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+    except OSError as error:
+        bound.close()
+        raise refusal(error, host, port) from None
+    return bound
+
+
+def refusal(error: OSError, host: str, port: int) -> ConfigError:
+    """Why the port cannot be had, as the operator should read it."""
+    if error.errno == errno.EADDRINUSE:
+        return ConfigError(f"port {port} on {host} is in use: stop what listens there, or choose another --port")
+    if error.errno == errno.EADDRNOTAVAIL:
+        return ConfigError(f"--host {host} is not an address of this machine: use one that is, or 0.0.0.0")
+    if error.errno == errno.EACCES:
+        return ConfigError(f"--port {port} needs privileges: use a port above 1023")
+    return ConfigError(f"cannot listen on {host} port {port}: {(error.strerror or str(error)).lower()}")
+
+
+def url_of(bound: socket.socket) -> str:
+    """Where a client on this machine reaches the socket."""
+    host, port = bound.getsockname()[:2]
+    if host in ("0.0.0.0", "::"):
+        host = "127.0.0.1"
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

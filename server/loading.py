@@ -1,0 +1,119 @@
+"""From settings to a model that can run: open it, plan for it, load weights and tokenizer side by side.
+
+Runs in the main thread at start, before there is an event loop; the two loads have threads of their own. What is heavy
+to import is imported here while the main thread has nothing better to do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from config.hardware import Hardware
+from config.plan import ModelFacts, Plan, resolve
+from config.settings import Settings
+from models.loading.layout import tensor_shapes
+from models.loading.source import resolve_source
+from server.startup import Phases
+
+if TYPE_CHECKING:
+    from models.base import Runner
+    from models.loading.checkpoint import Checkpoint
+    from models.loading.tokenizer import LoadedTokenizer
+
+_FLOATS = ("F32", "F16", "BF16")
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model ready to run steps, its KV memory allocated."""
+
+    plan: Plan
+    runner: Runner
+    tokenizer: LoadedTokenizer
+
+
+def load_model(
+    settings: Settings, phases: Phases, planned: Callable[[Plan], None], meanwhile: Callable[[], None]
+) -> Model:
+    """Load what `settings` ask for. Raises ConfigError or ModelError.
+
+    `planned` is told the plan before anything slow begins; `meanwhile` is called while weights and tokenizer load.
+    """
+    with phases.phase("open model"):
+        from models.loading.checkpoint import open_checkpoint
+
+        checkpoint = open_checkpoint(resolve_source(settings.model))
+        plan = resolve(settings, Hardware.detect(settings.device), facts_of(checkpoint))
+    planned(plan)
+    with ThreadPoolExecutor(2, thread_name_prefix="load") as threads:
+        weights = threads.submit(_load_runner, checkpoint, plan, phases)
+        tokenizing = threads.submit(_load_tokenizer, checkpoint, phases)
+        meanwhile()
+        tokenizer, runner = tokenizing.result(), weights.result()
+    # What ends a text is known to the tokenizer's files too, and the scheduler goes by the runner's numbers.
+    runner.config = replace(runner.config, eos_token_ids=tokenizer.eos_token_ids)
+    with phases.phase("KV pool"):
+        runner.allocate(plan.num_pages, plan.page_size)
+    return Model(plan, runner, tokenizer)
+
+
+def facts_of(checkpoint: Checkpoint) -> ModelFacts:
+    """What the plan has to know of an opened model."""
+    config = checkpoint.config
+    shapes = tensor_shapes(config)
+    numbers = Counter[str]()
+    for name, shape in shapes.items():
+        numbers[checkpoint.stored_kind(name)] += math.prod(shape)
+    kind, _ = numbers.most_common(1)[0]
+    return ModelFacts(
+        name=checkpoint.name,
+        weights=kind,
+        weight_bits=None if kind in _FLOATS else 4 if kind.startswith("Q4") else 8,
+        parameters=numbers.total(),
+        max_position=config.max_position,
+        kv_numbers_per_token=config.num_layers * 2 * config.num_kv_heads * config.head_dim,
+    )
+
+
+def _load_runner(checkpoint: Checkpoint, plan: Plan, phases: Phases) -> Runner:
+    if plan.attention_backend == "cpu":
+        _load_kernels(phases)
+    with phases.phase("torch"):
+        import torch  # noqa: F401  whoever loads weights needs it
+    with phases.phase("weights"):
+        from models.build import build_runner
+
+        return build_runner(
+            checkpoint,
+            device=plan.device,
+            dtype=plan.dtype,
+            quantization=plan.quantization,
+            kv_dtype=plan.kv_dtype,
+            attention_backend=plan.attention_backend,
+            threads=plan.threads,
+            max_model_len=plan.max_model_len,
+        )
+
+
+def _load_kernels(phases: Phases) -> None:
+    """Compile the kernels, or find them compiled. Without them `build_runner` says so and goes on."""
+    from models.cpu.library import load_library
+    from models.errors import KernelError
+
+    with phases.phase("kernels"):
+        try:
+            load_library()
+        except KernelError:
+            return
+
+
+def _load_tokenizer(checkpoint: Checkpoint, phases: Phases) -> LoadedTokenizer:
+    with phases.phase("tokenizer"):
+        from models.loading.tokenizer import load_tokenizer
+
+        return load_tokenizer(checkpoint)

@@ -1,0 +1,138 @@
+"""The rooms' pieces joined: an engine over the loaded model, what the routes share, and the daemon that serves them.
+
+Runs in the event loop that it will serve from. Importing it is slow, so `server.launch` does that while a model loads.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import socket
+from collections.abc import Callable
+
+import numpy as np
+
+from config.settings import Settings
+from config.version import VERSION
+from kvstore.store import KVStore
+from models.sampling import SamplingParams
+from models.sampling_state import SamplingState
+from scheduler.engine import Engine
+from scheduler.journal import StepRecord
+from scheduler.limits import Limits
+from scheduler.request import Request
+from server.app import create_app
+from server.daemon import Daemon
+from server.listen import refusal, url_of
+from server.loading import Model
+from server.metrics import Metrics
+from server.protocol.checks import ServerLimits
+from server.startup import Phases
+from server.state import ServerState
+from server.tokenize import Tokenizing
+
+BACKLOG = 2048  # connections that wait to be accepted
+
+
+async def run(
+    settings: Settings,
+    model: Model,
+    template: str | None,
+    bound: socket.socket,
+    phases: Phases,
+    ready: Callable[[str], None],
+) -> None:
+    """Show that the engine works, serve until a signal, and end. `ready` is told the URL.
+
+    Raises ConfigError when the port has been taken meanwhile, SchedulerError when the model cannot run.
+    """
+    with phases.phase("first token"):
+        await first_token(model, settings)
+    try:
+        bound.listen(BACKLOG)
+    except OSError as error:
+        raise refusal(error, settings.host, settings.port) from None
+    phases.seconds["ready"] = phases.age_seconds()
+    metrics = Metrics(VERSION, phases.seconds)
+    engine = make_engine(model, settings, metrics.on_step)
+    state = _state(settings, model, template, engine, metrics, phases)
+    engine.start()
+    state.tokenizing.warm_up()
+    daemon = Daemon(create_app(state), state, settings.shutdown_timeout)
+    # What was made at start lives as long as the process: the collector need not look at it again.
+    gc.collect()
+    gc.freeze()
+    ready(url_of(bound))
+    await daemon.serve(sockets=[bound])
+
+
+async def first_token(model: Model, settings: Settings) -> None:
+    """Take one token through a whole engine. That engine is then thrown away, so that the one which serves starts with
+    an empty cache and journal. Raises SchedulerError."""
+    engine = make_engine(model, settings)
+    engine.start()
+    prompt = np.array(model.tokenizer.tokenizer.encode("Hello").ids or [0], np.int32)
+    request = Request(id="start", prompt=prompt, params=SamplingParams(seed=0, temperature=0.0, max_tokens=1))
+    [stream] = engine.submit([request])
+    async for update in stream:
+        if update.error is not None:
+            raise update.error
+    await engine.stop()
+
+
+def make_engine(model: Model, settings: Settings, on_step: Callable[[StepRecord], None] | None = None) -> Engine:
+    """An engine with a KV store and a sampling state of its own, over the model's only runner."""
+    plan, config = model.plan, model.runner.config
+    store = KVStore(
+        num_pages=plan.num_pages,
+        page_size=plan.page_size,
+        max_sequences=plan.max_num_seqs,
+        max_model_len=plan.max_model_len,
+        prefix_caching=settings.enable_prefix_caching,
+    )
+    limits = Limits(
+        max_model_len=plan.max_model_len,
+        max_num_seqs=plan.max_num_seqs,
+        max_num_batched_tokens=plan.max_num_batched_tokens,
+        max_queued_requests=settings.max_queued_requests,
+        policy=settings.scheduling_policy,
+        prefix_caching=settings.enable_prefix_caching,
+    )
+    sampling = SamplingState(plan.max_num_seqs, config.vocab_size, config.eos_token_ids)
+    return Engine(model.runner, store, sampling, limits, on_step=on_step)
+
+
+def _state(
+    settings: Settings, model: Model, template: str | None, engine: Engine, metrics: Metrics, phases: Phases
+) -> ServerState:
+    """Everything that the routes share."""
+    plan, tokenizer = model.plan, model.tokenizer
+    return ServerState(
+        engine=engine,
+        tokenizing=Tokenizing(
+            tokenizer.tokenizer,
+            max_model_len=plan.max_model_len,
+            chat_template=template or tokenizer.chat_template,
+            named_tokens=tokenizer.special_tokens,
+        ),
+        metrics=metrics,
+        limits=ServerLimits(
+            vocab_size=model.runner.config.vocab_size,
+            max_model_len=plan.max_model_len,
+            max_logprobs=settings.max_logprobs,
+            strict_fields=settings.strict_fields,
+            priorities=settings.scheduling_policy == "priority",
+        ),
+        model_names=settings.served_model_name or (plan.model,),
+        version=VERSION,
+        info={"plan": plan.as_dict(), "settings": _public(settings), "startup_seconds": phases.seconds},
+        api_keys=settings.api_key,
+        open_metrics=settings.open_metrics,
+        max_body_bytes=settings.max_body_size,
+    )
+
+
+def _public(settings: Settings) -> dict[str, object]:
+    """The settings as JSON, without what is secret."""
+    content: dict[str, object] = json.loads(settings.model_dump_json(exclude={"api_key"}))
+    return content
