@@ -35,10 +35,11 @@ class Daemon(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                loop="uvloop",
+                interface="asgi3",
                 http="httptools",
                 ws="none",
                 lifespan="on",
+                proxy_headers=False,  # nothing here looks at where a client is
                 access_log=False,
                 log_config=None,
                 server_header=False,

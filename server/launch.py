@@ -39,18 +39,27 @@ def serve(settings: Settings, began: float) -> int:
     # Until there is something to end well, signals end the process at once.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("uvicorn.error").setLevel(max(logging.WARNING, logging.getLogger().level))  # it tells what we tell
+    logging.getLogger("uvicorn.error").setLevel(
+        max(logging.WARNING, logging.getLogger().level)
+    )  # it tells what we tell
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
     if settings.cache_dir is not None:
         os.environ["OCTAVO_CACHE_DIR"] = str(settings.cache_dir)
 
     console = Console(highlight=False)
-    phases = Phases(lambda line: console.print(f"  {line}", style="dim"), began)
-    console.print(f"octavo {VERSION}", style="bold")
+    phases = Phases(began)
     phases.note("settings", phases.age_seconds())
     template = _chat_template(settings)
     bound = bind(settings.host, settings.port)
-    model = load_model(settings, phases, lambda plan: console.print(_table(plan)), lambda: _import_rest(phases))
+
+    def planned(plan: Plan) -> None:
+        # Nothing is printed before: a mistake found until here is one line and no more.
+        console.print(f"octavo {VERSION}", style="bold")
+        console.print(_table(plan))
+        phases.show(lambda line: console.print(f"  {line}", style="dim"))
+
+    model = load_model(settings, phases, planned, lambda: _import_rest(phases))
+
     import uvloop
 
     from server.wiring import run

@@ -16,11 +16,17 @@ from pathlib import Path
 class Phases:
     """Seconds by phase, in the order in which the phases ended."""
 
-    def __init__(self, show: Callable[[str], None], began: float) -> None:
-        """`show` is given a line for each phase; `began` is when the command started, on `time.perf_counter`."""
+    def __init__(self, began: float) -> None:
+        """`began` is when the command started, on `time.perf_counter`."""
         self.seconds: dict[str, float] = {}
-        self._show = show
+        self._show: Callable[[str], None] | None = None
         self._began = began
+
+    def show(self, show: Callable[[str], None]) -> None:
+        """Give `show` a line for each phase so far, and from now on."""
+        self._show = show
+        for name in self.seconds:
+            show(self._line(name))
 
     def age_seconds(self) -> float:
         """How long the process has existed; where the system does not tell, how long the command has run."""
@@ -36,11 +42,11 @@ class Phases:
 
     def note(self, name: str, seconds: float) -> None:
         self.seconds[name] = seconds
-        self._show(f"{name:<12}{seconds:6.2f} s")
+        if self._show is not None:
+            self._show(self._line(name))
 
-    def summary(self) -> str:
-        """`weights 0.41, tokenizer 0.12, ...` of what took at least ten milliseconds."""
-        return ", ".join(f"{name} {seconds:.2f}" for name, seconds in self.seconds.items() if seconds >= 0.01)
+    def _line(self, name: str) -> str:
+        return f"{name:<12}{self.seconds[name]:6.2f} s"
 
 
 def _process_age_seconds() -> float | None:

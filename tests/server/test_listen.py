@@ -1,0 +1,65 @@
+"""The socket that is bound before anything else happens."""
+
+from __future__ import annotations
+
+import errno
+import socket
+
+import pytest
+
+from config.errors import ConfigError
+from server.listen import bind, refusal, url_of
+
+
+def test_port_zero_is_any_free_port() -> None:
+    with bind("127.0.0.1", 0) as bound:
+        assert bound.getsockname()[1] > 0
+
+
+def test_connections_are_refused_until_the_socket_listens() -> None:
+    with bind("127.0.0.1", 0) as bound:
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(bound.getsockname(), timeout=1)
+        bound.listen()
+        socket.create_connection(bound.getsockname(), timeout=1).close()
+
+
+def test_a_port_whose_last_connection_has_just_ended_can_be_had_again() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = server.getsockname()
+        client = socket.create_connection(address)
+        accepted, _ = server.accept()
+        accepted.close()  # the server's side ends first and is left in TIME_WAIT
+        client.close()
+    bind(*address).close()
+
+
+def test_a_port_in_use_is_refused_with_the_way_out() -> None:
+    message = "is in use: stop what listens there, or choose another --port"
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ConfigError, match=message):
+        bind(*taken.getsockname())
+
+
+def test_a_host_that_is_no_name_is_refused() -> None:
+    with pytest.raises(ConfigError, match="cannot be resolved"):
+        bind("no host of this name", 0)
+
+
+def test_other_reasons_are_told_as_they_are() -> None:
+    assert "needs privileges" in str(refusal(PermissionError(errno.EACCES, "Permission denied"), "127.0.0.1", 80))
+    assert "no such thing" in str(refusal(OSError(errno.EIO, "No such thing"), "127.0.0.1", 80))
+
+
+def test_a_client_on_this_machine_can_use_the_url() -> None:
+    with bind("0.0.0.0", 0) as bound:
+        assert url_of(bound) == f"http://127.0.0.1:{bound.getsockname()[1]}"
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6 on this machine")
+def test_an_address_of_ipv6_is_in_brackets() -> None:
+    try:
+        bound = bind("::1", 0)
+    except ConfigError:
+        pytest.skip("no IPv6 loopback address here")
+    with bound:
+        assert url_of(bound) == f"http://[::1]:{bound.getsockname()[1]}"
