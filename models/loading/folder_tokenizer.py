@@ -16,8 +16,8 @@ from tokenizers import AddedToken, Tokenizer
 
 from models.errors import CorruptModelError
 from models.loading.converted_tokenizer import converted_tokenizer
+from models.loading.end_tokens import END_TOKENS
 from models.loading.folder_config import read_json
-from models.loading.special_tokens import END_TOKENS, add_template
 
 CONVERTIBLE = ("tokenizer.model", "vocab.json", "merges.txt")
 NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -33,13 +33,6 @@ class FolderTokenizer:
     def build(self) -> Tokenizer:
         tokenizer = self._read()
         self._add_missing(tokenizer)
-        if self._config.get("add_bos_token") is not None or self._config.get("add_eos_token") is not None:
-            special = self.special_tokens()
-            add_template(
-                tokenizer,
-                special.get("bos_token") if self._config.get("add_bos_token") else None,
-                special.get("eos_token") if self._config.get("add_eos_token") else None,
-            )
         return tokenizer
 
     def chat_template(self) -> str | None:

@@ -13,8 +13,8 @@ from typing import Any
 
 from models.config import ModelConfig, RopeConfig
 from models.errors import CorruptModelError, UnsupportedModelError
+from models.loading.end_tokens import END_TOKENS
 from models.loading.layout import MAX_LAYERS, check_numbers
-from models.loading.special_tokens import END_TOKENS
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 INTERLEAVED_ROPE = ("llama",)  # architectures whose q and k rows the file holds in interleaved rotary order

@@ -14,12 +14,12 @@ from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
 from tokenizers.normalizers import NFC
 from tokenizers.pre_tokenizers import ByteLevel, Digits, PreTokenizer, Sequence, Split
+from tokenizers.processors import TemplateProcessing
 
 from models.errors import CorruptModelError
 from models.loading.converted_tokenizer import converted_tokenizer
 from models.loading.gguf_config import CONTROL
 from models.loading.gguf_file import GgufCheckpoint
-from models.loading.special_tokens import add_template
 
 USER_DEFINED = 4  # the token type of tokens that are matched whole and are not control tokens
 SPECIAL_KEYS = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
@@ -98,19 +98,31 @@ class GgufTokenizer:
         tokenizer.pre_tokenizer = _pre_tokenizer(family)
         tokenizer.decoder = ByteLevelDecoder()
         types = self._value("token_type")
+        typed = [] if types is None else list(zip(tokens, types.tolist(), strict=False))
         for kind, special in ((CONTROL, True), (USER_DEFINED, False)):
-            added = [
-                token for token, own in zip(tokens, types if types is not None else (), strict=False) if own == kind
-            ]
-            tokenizer.add_tokens([AddedToken(token, normalized=False, special=special) for token in added])
-        add_bos = self._value("add_bos_token")
-        bos = self._special("bos") if (family.add_bos if add_bos is None else add_bos) else None
-        add_template(tokenizer, bos, self._special("eos") if self._value("add_eos_token") else None)
+            added = [AddedToken(token, normalized=False, special=special) for token, own in typed if own == kind]
+            tokenizer.add_tokens(added)
+        tokenizer.post_processor = self._around(family)
         return tokenizer
+
+    def _around(self, family: Family) -> TemplateProcessing:
+        """What the tokens of a text come between."""
+        add_bos, add_eos = self._value("add_bos_token"), self._value("add_eos_token")
+        bos = self._special("bos") if (family.add_bos if add_bos is None else add_bos) else None
+        eos = self._special("eos") if add_eos else None
+        return TemplateProcessing(
+            single=[token for token in (bos, "$A", eos) if token is not None],
+            special_tokens=[
+                (token, self._value(f"{key}_token_id"))
+                for key, token in (("bos", bos), ("eos", eos))
+                if token is not None
+            ],
+        )
 
     def _special(self, key: str) -> str | None:
         token_id, tokens = self._value(f"{key}_token_id"), self._value("tokens")
-        return tokens[token_id] if tokens and token_id is not None and token_id < len(tokens) else None
+        in_range = isinstance(token_id, int) and isinstance(tokens, list) and token_id < len(tokens)
+        return tokens[token_id] if in_range else None
 
     def _value(self, key: str) -> Any:
         return self._checkpoint.metadata.get(f"tokenizer.ggml.{key}")
