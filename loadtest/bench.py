@@ -112,6 +112,8 @@ def daemon(flags: Sequence[str]) -> Iterator[Server]:
                 raise RuntimeError(f"the daemon was not ready after {START_SECONDS:.0f} s")
             time.sleep(0.05)
         yield Server(url, _first_model(url), process.pid)
+        if process.poll() is not None:
+            raise RuntimeError(f"the daemon ended with exit code {process.returncode} while it was measured")
     finally:
         process.terminate()
         try:
