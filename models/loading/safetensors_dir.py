@@ -23,7 +23,7 @@ from models.loading.mapped import MappedFile
 if TYPE_CHECKING:
     import torch
 
-KINDS = ("F64", "F32", "F16", "BF16")
+KINDS = ("F32", "F16", "BF16")
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 FINGERPRINTED = ("config.json", "generation_config.json")

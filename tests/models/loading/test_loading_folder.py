@@ -275,9 +275,10 @@ def test_a_missing_a_strange_and_a_misshapen_tensor_are_named(save: Save) -> Non
     save_file({**whole, name: whole[name].T.contiguous()}, folder / "model.safetensors")
     with pytest.raises(CorruptModelError, match=r"shape \[96, 64\] where the configuration says \[64, 96\]"):
         opened(folder)
-    save_file({**whole, name: whole[name].to(torch.int8)}, folder / "model.safetensors")
-    with pytest.raises(UnsupportedModelError, match="of type I8"):
-        opened(folder)
+    for dtype, kind in ((torch.int8, "I8"), (torch.float64, "F64")):
+        save_file({**whole, name: whole[name].to(dtype)}, folder / "model.safetensors")
+        with pytest.raises(UnsupportedModelError, match=f"of type {kind}"):
+            opened(folder)
 
 
 @pytest.mark.parametrize(
