@@ -1,6 +1,6 @@
 """From settings to a model that can run: open it, plan for it, load weights and tokenizer side by side.
 
-Runs in the main thread at start, before there is an event loop; the two loads have threads of their own. What is heavy
+Runs in the main thread at start, before there is an event loop; the loads have threads of their own. What is heavy
 to import is imported here while the main thread has nothing better to do.
 """
 
@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -50,8 +51,9 @@ def load_model(
         checkpoint = open_checkpoint(resolve_source(settings.model))
         plan = resolve(settings, Hardware.detect(settings.device), facts_of(checkpoint))
     planned(plan)
-    with ThreadPoolExecutor(2, thread_name_prefix="load") as threads:
-        weights = threads.submit(_load_runner, checkpoint, plan, phases)
+    with ThreadPoolExecutor(3, thread_name_prefix="load") as threads:
+        kernels = threads.submit(_load_kernels, plan, phases)
+        weights = threads.submit(_load_runner, checkpoint, plan, phases, kernels)
         tokenizing = threads.submit(_load_tokenizer, checkpoint, phases)
         meanwhile()
         tokenizer, runner = tokenizing.result(), weights.result()
@@ -80,11 +82,21 @@ def facts_of(checkpoint: Checkpoint) -> ModelFacts:
     )
 
 
-def _load_runner(checkpoint: Checkpoint, plan: Plan, phases: Phases) -> Runner:
-    if plan.attention_backend == "cpu":
-        _load_kernels(phases)
+def _load_kernels(plan: Plan, phases: Phases) -> None:
+    """Compile the kernels, or find them compiled. Without them `build_runner` says so and goes on."""
+    if plan.attention_backend != "cpu":
+        return
+    from models.cpu.library import load_library
+    from models.errors import KernelError
+
+    with phases.phase("kernels"), suppress(KernelError):
+        load_library()
+
+
+def _load_runner(checkpoint: Checkpoint, plan: Plan, phases: Phases, kernels: Future[None]) -> Runner:
     with phases.phase("torch"):
         import torch  # noqa: F401  whoever loads weights needs it
+    kernels.result()
     with phases.phase("weights"):
         from models.build import build_runner
 
@@ -98,18 +110,6 @@ def _load_runner(checkpoint: Checkpoint, plan: Plan, phases: Phases) -> Runner:
             threads=plan.threads,
             max_model_len=plan.max_model_len,
         )
-
-
-def _load_kernels(phases: Phases) -> None:
-    """Compile the kernels, or find them compiled. Without them `build_runner` says so and goes on."""
-    from models.cpu.library import load_library
-    from models.errors import KernelError
-
-    with phases.phase("kernels"):
-        try:
-            load_library()
-        except KernelError:
-            return
 
 
 def _load_tokenizer(checkpoint: Checkpoint, phases: Phases) -> LoadedTokenizer:
