@@ -129,7 +129,6 @@ class SamplingState:
             self._free_count_rows.append(int(self._count_row[slot]))
             self._count_row[slot] = -1
         self._biases.pop(slot, None)
-        self._cached = None
 
     def append(self, slots: I32, tokens: I32) -> None:
         """Sampled tokens became part of these sequences' outputs; a slot may occur several times.

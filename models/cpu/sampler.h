@@ -180,7 +180,7 @@ inline const uint64_t* first_tokens(const float* x, int vocab, int k, bool sorte
         floor = m[k - 1];
     }
     const int n = collect(x, vocab, {0.0f, 1.0f}, floor, keys);
-    if (k < n) std::nth_element(keys, keys + k - 1, keys + n, std::greater<uint64_t>());
+    std::nth_element(keys, keys + k - 1, keys + n, std::greater<uint64_t>());
     if (sorted) std::sort(keys, keys + k, std::greater<uint64_t>());
     return keys;
 }
