@@ -451,6 +451,17 @@ def test_top_p_keeps_the_smallest_set_that_reaches_it(sampler: Sampler) -> None:
         assert set(tokens.tolist()) == kept
 
 
+def test_top_p_may_end_within_a_large_group_of_equal_logits(sampler: Sampler) -> None:
+    row = np.where(np.arange(2000) % 3 == 0, 1.0, 0.0).astype(np.float32)
+    groups = np.flatnonzero(row == 1), np.flatnonzero(row == 0)
+    half = len(groups[1]) // 2
+    top_p = (len(groups[0]) * np.e + half) / (len(groups[0]) * np.e + len(groups[1]))
+    tokens = sampler(np.tile(row, (400, 1)), make_batch(400, temperature=1.0, top_p=top_p)).tokens
+    last = groups[1][half]  # one more or less, since the share is as near as can be to a boundary
+    assert tokens[np.isin(tokens, groups[1])].max() <= last
+    assert 100 < np.isin(tokens, groups[1]).sum() < 200
+
+
 @pytest.mark.parametrize("spread", [0.0, 0.3, 3.0])
 def test_top_p_over_a_large_vocabulary_keeps_the_same_tokens_as_sorting_does(sampler: Sampler, spread: float) -> None:
     """Few draws cannot show a set of thousands, so the noise is known: the winner is computed from the sorted set."""

@@ -211,10 +211,13 @@ def test_a_state_with_a_history_equals_a_state_opened_afresh(seed: int) -> None:
         if rng.random() < 0.15 and running:
             slot = int(rng.choice(list(running)))
             state.close(slot)
-            if rng.random() < 0.5:
+            happened = rng.choice(["finished", "preempted and resumed", "replaced by another"])
+            if happened == "replaced by another":
+                running[slot] = (random_params(rng), running[slot][1], [])
+            params, prompt, outputs = running[slot]
+            if happened == "finished":
                 del running[slot]
             else:
-                params, prompt, outputs = running[slot]
                 state.open(slot, params, prompt, ints(*outputs))
         if not running:
             continue
