@@ -12,19 +12,18 @@ from models.noise import LARGEST_UNIFORM, MASK32, PHILOX_MULTIPLIERS, PHILOX_ROU
 
 def noise_bits(seeds: torch.Tensor, positions: torch.Tensor, vocab_size: int) -> torch.Tensor:
     """The 32 random bits of every (row, vocabulary index): int64 [L, vocab_size], for int64 seeds and positions [L]."""
-    keys = [(seeds & MASK32)[:, None], ((seeds >> 32) & MASK32)[:, None]]
-    zero = torch.zeros_like(keys[0])
-    c0 = torch.arange((vocab_size + 3) // 4, device=seeds.device)[None, :]
-    c1, c2, c3 = positions.long()[:, None], zero, zero
+    k0, k1 = (seeds & MASK32)[:, None], ((seeds >> 32) & MASK32)[:, None]
+    blocks = (vocab_size + 3) // 4
+    c0 = torch.arange(blocks, device=seeds.device).expand(len(seeds), -1)
+    c1 = positions.long()[:, None].expand(-1, blocks)
+    c2 = c3 = torch.zeros_like(c0)
     for _ in range(PHILOX_ROUNDS):
-        first = c0 * PHILOX_MULTIPLIERS[0]
-        second = c2 * PHILOX_MULTIPLIERS[1]
-        # >> keeps the sign, so the high word is masked too.
-        c0, c1 = ((second >> 32) & MASK32) ^ c1 ^ keys[0], second & MASK32
-        c2, c3 = ((first >> 32) & MASK32) ^ c3 ^ keys[1], first & MASK32
-        keys = [(key + weyl) & MASK32 for key, weyl in zip(keys, PHILOX_WEYL, strict=True)]
-    # After ten rounds every word depends on both the row and the block, so all four are [L, blocks].
-    words = torch.stack((c0, c1, c2, c3), dim=-1)
+        # Only what is multiplied next is cut to 32 bits: the high half of c1 and c3 never reaches a product.
+        first, second = c0 * PHILOX_MULTIPLIERS[0], c2 * PHILOX_MULTIPLIERS[1]
+        c0, c1 = (second >> 32).bitwise_xor_(c1).bitwise_xor_(k0).bitwise_and_(MASK32), second
+        c2, c3 = (first >> 32).bitwise_xor_(c3).bitwise_xor_(k1).bitwise_and_(MASK32), first
+        k0, k1 = (k0 + PHILOX_WEYL[0]) & MASK32, (k1 + PHILOX_WEYL[1]) & MASK32
+    words = torch.stack((c0, c1 & MASK32, c2, c3 & MASK32), dim=-1)
     return words.reshape(len(seeds), -1)[:, :vocab_size]
 
 
