@@ -1,0 +1,225 @@
+"""Which tokens run in the next step.
+
+`plan` is a deterministic function of the scheduler's state and a token budget: no clock, no I/O, no model. It changes
+the state (admits, preempts, reserves pages) and says what it did. Owned by the engine's task, between steps.
+
+The order of things:
+
+1. Running sequences get rows before waiting ones: first one row to each that decodes, then the rest of the budget to
+   prompts that are being computed, the most senior first. Seniority is (priority, arrival, choice).
+2. Pages are reserved in that order. When there are none, the most junior running sequence is preempted, which may be
+   the one asking. So the most senior always gets its pages, and two that cannot both fit run one after the other,
+   never back and forth.
+3. Waiting sequences are admitted in order while budget, slots and pages last. The first that finds none stops the
+   rest, so that nobody is overtaken for ever. Only one whose prefix is being computed by a running neighbour is passed
+   over: it waits for that prefix instead of computing it again. Under the priority policy a more urgent one takes the
+   place of the least urgent that runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from scheduler.errors import OutOfPages
+from scheduler.request import I32, Sequence, Status
+from scheduler.state import State
+
+# How many neighbours in turn a sequence may wait for, so that a chain of them cannot hold it back for ever.
+MAX_HOLDS = 8
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """What runs, and what was moved to make it so. `sequences[i]` gets `rows[i]` rows from its `computed` on."""
+
+    sequences: list[Sequence] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
+    admitted: list[Sequence] = field(default_factory=list)
+    preempted: list[tuple[Sequence, int]] = field(default_factory=list)  # and the tokens it had computed
+    failed: list[tuple[Sequence, Exception]] = field(default_factory=list)  # still QUEUED: for the engine to end
+    waits: list[tuple[Sequence, str]] = field(default_factory=list)  # whose reason to wait has changed
+    waiting_reasons: dict[str, int] = field(default_factory=dict)  # sequences by why they were not admitted
+
+
+class _Budget:
+    """The rows left in this step. Rows with prompt logprobs have a bound of their own."""
+
+    def __init__(self, tokens: int, scored: int) -> None:
+        self.tokens = tokens
+        self.scored = scored
+
+    def take(self, sequence: Sequence) -> int:
+        rows = min(sequence.goal - sequence.computed, self.tokens)
+        if sequence.scoring:
+            rows = min(rows, self.scored)
+            self.scored -= rows
+        self.tokens -= rows
+        return rows
+
+
+def plan(state: State, budget: int) -> StepPlan:
+    """Choose the next step's rows, at most `budget` of them. Empty only when nothing runs and nothing can."""
+    step = StepPlan()
+    left = _Budget(budget, state.limits.max_scored_rows)
+    running = list(state.running)
+    rows = [0] * len(running)
+    prefilling = []
+    for position, sequence in enumerate(running):
+        if sequence.goal - sequence.computed > 1:
+            prefilling.append(position)
+        elif left.tokens:
+            rows[position] = left.take(sequence)
+    for position in prefilling:
+        if left.tokens:
+            rows[position] = left.take(running[position])
+
+    reserve = state.kv.reserve
+    for sequence, count in zip(running, rows, strict=True):
+        if not count:
+            continue
+        if sequence.status is not Status.RUNNING:  # preempted a moment ago
+            left.tokens += count
+            continue
+        pages = sequence.kv
+        assert pages is not None
+        length = sequence.computed + count
+        while pages.writable < length and not reserve(pages, length):
+            victim = state.running[-1]
+            _preempt(state, step, victim)
+            if victim is sequence:
+                left.tokens += count
+                break
+        else:
+            step.sequences.append(sequence)
+            step.rows.append(count)
+
+    if state.waiting or state.num_pending:
+        _admit_waiting(state, step, left)
+    return step
+
+
+def _preempt(state: State, step: StepPlan, victim: Sequence) -> None:
+    step.preempted.append((victim, victim.computed))
+    state.preempt(victim)
+
+
+def _admit_waiting(state: State, step: StepPlan, left: _Budget) -> None:
+    prefixes = _PrefixesUnderWay(state)
+    reason = ""
+    held = position = 0
+    while not reason and position < len(state.waiting):
+        sequence = state.waiting[position]
+        if not left.tokens or (sequence.scoring and not left.scored):
+            reason = "budget"
+        elif prefixes.hold(sequence):
+            _note(step, sequence, "prefix")
+            held += 1
+            position += 1
+        elif not state.free_slots and not _displace(state, step, left, sequence):
+            reason = "slots"
+        else:
+            try:
+                while not (admitted := state.admit(sequence)) and _displace(state, step, left, sequence):
+                    pass
+            except Exception as error:
+                step.failed.append((sequence, error))
+                position += 1
+                continue
+            if admitted:
+                step.admitted.append(sequence)
+                step.sequences.append(sequence)
+                step.rows.append(left.take(sequence))
+                prefixes.add(sequence)
+            elif state.running:
+                reason = "pages"
+            else:
+                step.failed.append((sequence, OutOfPages(f"{sequence.goal} tokens do not fit in an empty pool")))
+                position += 1
+    if position < len(state.waiting):
+        _note(step, state.waiting[position], reason)
+    queued = len(state.waiting) - held - len(step.failed)
+    counts = {"prefix": held, reason: queued, "prompt": state.num_pending}
+    step.waiting_reasons = {why: count for why, count in counts.items() if count}
+
+
+def _note(step: StepPlan, sequence: Sequence, reason: str) -> None:
+    if sequence.wait_reason != reason:
+        sequence.wait_reason = reason
+        step.waits.append((sequence, reason))
+
+
+def _displace(state: State, step: StepPlan, left: _Budget, sequence: Sequence) -> bool:
+    """Preempt the most junior running sequence if its priority is lower than that of `sequence`."""
+    if not state.running:
+        return False
+    victim = state.running[-1]
+    if victim.key[0] <= sequence.key[0]:
+        return False
+    if victim in step.sequences:
+        position = step.sequences.index(victim)
+        del step.sequences[position]
+        left.tokens += step.rows.pop(position)
+    _preempt(state, step, victim)
+    return True
+
+
+class _PrefixesUnderWay:
+    """The running sequences whose prompt is still being computed, found by the first page of their tokens."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._page_size = state.kv.page_size
+        self._by_first_page: dict[tuple[Hashable, bytes], list[Sequence]] = {}
+        for sequence in state.running:
+            if sequence.goal - sequence.computed > self._page_size:
+                self.add(sequence)
+
+    def add(self, sequence: Sequence) -> None:
+        if self._state.shares_prefixes(sequence):
+            self._by_first_page.setdefault(self._first_page(sequence), []).append(sequence)
+
+    def hold(self, sequence: Sequence) -> bool:
+        """Whether to let it wait: a running one is about to compute more than a page of what it needs and has not."""
+        leader = sequence.held_by
+        if leader is not None:
+            if leader.status is Status.RUNNING and leader.computed < sequence.held_until:
+                return True
+            sequence.held_by = None
+        if sequence.holds >= MAX_HOLDS or not self._state.shares_prefixes(sequence):
+            return False
+        shared, leader = 0, None
+        for candidate in self._by_first_page.get(self._first_page(sequence), ()):
+            length = self._shared_ahead(candidate, sequence)
+            if length > shared:
+                shared, leader = length, candidate
+        if leader is None:
+            return False
+        cached = self._state.kv.match_length(sequence.tokens, sequence.request.namespace)
+        if shared - cached <= self._page_size:
+            return False
+        sequence.held_by, sequence.held_until = leader, shared
+        sequence.holds += 1
+        return True
+
+    def _first_page(self, sequence: Sequence) -> tuple[Hashable, bytes]:
+        return sequence.request.namespace, sequence.tokens[: self._page_size].tobytes()
+
+    def _shared_ahead(self, leader: Sequence, sequence: Sequence) -> int:
+        """Tokens the two have in common; 0 when the leader has at most a page of them still to compute."""
+        first, last = leader.computed, leader.computed + self._page_size + 1
+        if last > min(leader.known, sequence.known):
+            return 0
+        if not np.array_equal(leader.buffer[first:last], sequence.buffer[first:last]):
+            return 0  # the usual case, without comparing everything before it
+        return common_prefix(leader.tokens, sequence.tokens)
+
+
+def common_prefix(a: I32, b: I32) -> int:
+    """How many leading tokens are equal."""
+    length = min(len(a), len(b))
+    differ = a[:length] != b[:length]
+    first = int(differ.argmax())
+    return first if length and differ[first] else length

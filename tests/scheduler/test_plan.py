@@ -1,0 +1,208 @@
+"""What runs next: order, budget, admission and preemption, without an engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+
+def names(sequences: Any) -> list[str]:
+    return [sequence.request.id for sequence in sequences]
+
+
+def rows(planned: Any) -> dict[str, int]:
+    return {s.request.id: count for s, count in zip(planned.sequences, planned.rows, strict=True)}
+
+
+def test_a_long_prompt_is_computed_in_chunks_of_the_budget(tools: Any) -> None:
+    bench = tools.Bench(max_num_batched_tokens=10)
+    bench.submit(tools.request("long", range(25)))
+    assert [rows(bench.step())["long"] for _ in range(4)] == [10, 10, 5, 1]
+
+
+def test_decode_rows_come_before_prompt_chunks(tools: Any) -> None:
+    bench = tools.Bench(max_num_batched_tokens=8)
+    bench.submit(tools.request("a", [1], max_tokens=50), tools.request("b", [2], max_tokens=50))
+    bench.step()
+    bench.submit(tools.request("long", range(40)))
+    for _ in range(6):
+        assert rows(bench.step()) == {"a": 1, "b": 1, "long": 6}
+
+
+def test_a_prompt_under_way_comes_before_waiting_prompts(tools: Any) -> None:
+    bench = tools.Bench(max_num_batched_tokens=8)
+    bench.submit(tools.request("first", range(20)), tools.request("second", range(50, 60)))
+    assert [rows(bench.step()) for _ in range(3)] == [{"first": 8}, {"first": 8}, {"first": 4, "second": 4}]
+
+
+def test_no_more_than_max_num_seqs_run_and_the_first_come_first(tools: Any) -> None:
+    bench = tools.Bench(max_num_seqs=2)
+    bench.submit(*[tools.request(f"r{i}", [i], max_tokens=2) for i in range(5)])
+    assert names(bench.step().admitted) == ["r0", "r1"]
+    assert bench.plans[-1].waiting_reasons == {"slots": 3}
+    bench.step()
+    assert names(bench.step().admitted) == ["r2", "r3"]
+
+
+def test_priority_decides_under_its_policy_only(tools: Any) -> None:
+    for policy, order in (("priority", ["urgent", "early", "late"]), ("fcfs", ["early", "late", "urgent"])):
+        bench = tools.Bench(max_num_seqs=1, policy=policy)
+        bench.submit(
+            tools.request("early", [1], max_tokens=1),
+            tools.request("late", [2], max_tokens=1),
+            tools.request("urgent", [3], max_tokens=1, priority=-1),
+        )
+        bench.run()
+        assert [names(step.admitted)[0] for step in bench.plans] == order
+
+
+def test_a_more_urgent_request_takes_the_slot_of_the_least_urgent_and_latest(tools: Any) -> None:
+    bench = tools.Bench(max_num_seqs=2, policy="priority")
+    requests = [tools.request(f"r{i}", [i], max_tokens=9, priority=1) for i in range(2)]
+    urgent = tools.request("urgent", [9], max_tokens=9, priority=0)
+    bench.submit(*requests)
+    bench.step()
+    bench.submit(urgent)
+    planned = bench.step()
+    assert names(s for s, _ in planned.preempted) == ["r1"]
+    assert set(rows(planned)) == {"r0", "urgent"}
+    bench.submit(tools.request("equal", [8], max_tokens=9, priority=1))
+    assert not bench.step().preempted
+    bench.run()
+    for request in (*requests, urgent):
+        assert bench.answers(request.id)[0].text == tools.expected(request).text
+
+
+def test_a_more_urgent_request_takes_the_pages_of_less_urgent_ones(tools: Any) -> None:
+    bench = tools.Bench(page_size=4, num_pages=10, policy="priority", prefix_caching=False)
+    bench.submit(tools.request("a", range(12), priority=2), tools.request("b", range(20, 28), priority=1))
+    bench.step()
+    bench.submit(tools.request("urgent", range(40, 60)))
+    planned = bench.step()
+    assert names(s for s, _ in planned.preempted) == ["a"]
+    assert "urgent" in rows(planned)
+    bench.run()
+    bench.assert_baseline()
+
+
+def test_the_latest_is_preempted_even_when_the_earliest_asks(tools: Any) -> None:
+    bench = tools.Bench(page_size=4, num_pages=10, prefix_caching=False)
+    requests = [tools.request(f"r{i}", range(i, i + 7), max_tokens=20) for i in range(3)]
+    bench.submit(*requests)
+    first_out = next(step for step in iter(bench.step, None) if step.preempted)
+    assert names(s for s, _ in first_out.preempted)[0] == "r2"
+    bench.run()
+    finished = [life.id for life in reversed(list(bench.journal.lives()))]
+    assert finished == ["r0", "r1", "r2"]
+
+
+def test_two_that_cannot_both_fit_do_not_preempt_each_other_for_ever(tools: Any) -> None:
+    bench = tools.Bench(page_size=4, num_pages=16)  # 64 tokens: one of them at a time
+    requests = [tools.request(f"r{i}", range(i, i + 20), max_tokens=40) for i in range(2)]
+    bench.submit(*requests)
+    steps = bench.run(steps=200)
+    assert steps < 100
+    assert {s.request.id for step in bench.plans for s, _ in step.preempted} == {"r1"}
+    assert sum(len(step.preempted) for step in bench.plans) <= 4
+    for request in requests:
+        assert bench.answers(request.id)[0].text == tools.expected(request).text
+
+
+def test_a_sequence_that_could_not_grow_next_to_the_others_is_not_admitted(tools: Any) -> None:
+    bench = tools.Bench(page_size=4, num_pages=9, prefix_caching=False)
+    bench.submit(tools.request("senior", range(20), max_tokens=12))
+    bench.step()
+    bench.step()
+    bench.submit(tools.request("junior", range(30, 38), max_tokens=4))  # 2 of 3 free pages, and both will want one more
+    assert bench.step().waiting_reasons == {"pages": 1}
+    bench.run()
+    assert not any(step.preempted for step in bench.plans)
+
+
+def test_a_resumed_sequence_counts_as_a_prompt_until_it_has_caught_up(tools: Any) -> None:
+    bench = tools.Bench(page_size=4, num_pages=10, max_num_batched_tokens=4, prefix_caching=False)
+    requests = [tools.request(f"r{i}", range(i, i + 6), max_tokens=20) for i in range(2)]
+    bench.submit(*requests)
+    bench.run()
+    assert any(step.preempted for step in bench.plans)
+    for request in requests:
+        assert bench.answers(request.id)[0].text == tools.expected(request).text
+
+
+def test_a_large_request_is_not_overtaken_by_small_ones_behind_it(tools: Any) -> None:
+    bench = tools.Bench(page_size=4, num_pages=16)
+    bench.submit(tools.request("running", range(20), max_tokens=4))
+    bench.step()
+    bench.submit(tools.request("large", range(30, 75), max_tokens=2))
+    bench.submit(*[tools.request(f"small{i}", [i], max_tokens=2) for i in range(10)])
+    planned = bench.step()
+    assert planned.admitted == []
+    assert planned.waiting_reasons == {"pages": 11}
+    bench.run()
+    admitted = [name for step in bench.plans for name in names(step.admitted)]
+    assert admitted[:2] == ["running", "large"]
+
+
+def test_those_who_decode_get_a_row_in_every_step_of_a_long_prefill(tools: Any) -> None:
+    bench = tools.Bench(max_num_batched_tokens=16, num_pages=512)
+    decoding = [f"d{i}" for i in range(6)]
+    bench.submit(*[tools.request(name, [i], max_tokens=200) for i, name in enumerate(decoding)])
+    bench.step()
+    bench.submit(tools.request("long", [5] * 300, max_tokens=1))
+    for _ in range(30):
+        planned = rows(bench.step())
+        assert all(planned[name] == 1 for name in decoding)
+        assert planned["long"] == 10
+
+
+@pytest.mark.parametrize("budget", [1, 2, 3])
+def test_nobody_starves_when_the_budget_is_smaller_than_the_number_running(tools: Any, budget: int) -> None:
+    bench = tools.Bench(max_num_batched_tokens=budget)
+    bench.submit(*[tools.request(f"r{i}", range(i, i + 5), max_tokens=10) for i in range(8)])
+    total = 8 * (5 + 9)
+    assert bench.run() <= -(-total // budget) + 8
+
+
+def test_prompt_rows_with_logprobs_have_a_bound_of_their_own(tools: Any) -> None:
+    bench = tools.Bench(max_scored_rows=8)
+    bench.submit(
+        tools.request("a", range(20), prompt_logprobs=0, max_tokens=1),
+        tools.request("b", range(20), prompt_logprobs=0, max_tokens=1),
+        tools.request("plain", range(30, 40), max_tokens=20),
+    )
+    for _ in range(6):
+        planned = rows(bench.step())
+        assert planned.get("a", 0) + planned.get("b", 0) <= 8
+    bench.run()
+    assert len(bench.answers("b")[0].prompt_logprobs) == 19
+
+
+def test_a_request_that_cannot_be_admitted_fails_alone(tools: Any) -> None:
+    bench = tools.Bench()
+    bench.submit(
+        tools.request("good", [1, 2]),
+        tools.request("bad", [3, 4], logit_bias=((tools.VOCAB, 1.0),)),
+        tools.request("better", [5, 6]),
+    )
+    with pytest.raises(AssertionError, match=r"bad/0.*outside the vocabulary"):
+        bench.step()
+    planned = bench.plans[-1]
+    assert names(planned.admitted) == ["good", "better"]
+    assert names(s for s, _ in planned.failed) == ["bad"]
+    assert bench.kv.stats().sequences == 2
+
+
+def test_the_same_state_gives_the_same_plan(tools: Any) -> None:
+    def history() -> list[Any]:
+        bench = tools.Bench(page_size=4, num_pages=24)
+        bench.submit(*[tools.request(f"r{i}", range(i % 3, 30), n=1 + i % 3, max_tokens=9) for i in range(12)])
+        bench.run()
+        return [(names(p.sequences), p.rows, names(p.admitted), p.waiting_reasons) for p in bench.plans]
+
+    assert history() == history()
+
+
+def test_nothing_to_do_is_an_empty_plan(tools: Any) -> None:
+    planned = tools.Bench().step()
+    assert (planned.sequences, planned.rows, planned.waiting_reasons) == ([], [], {})
