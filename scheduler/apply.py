@@ -1,0 +1,129 @@
+"""What a finished step means for its sequences. Owned by the engine's task, between steps.
+
+An error in one sequence's part ends that request and no other.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+
+from models.base import StepOutput
+from scheduler.batch import Step
+from scheduler.errors import NonFiniteLogits, SequenceFailed
+from scheduler.request import Sequence, Status
+from scheduler.requests import Requests
+from scheduler.state import State
+from scheduler.stream import TokenLogprob
+
+logger = logging.getLogger(__name__)
+
+
+def apply(step: Step, output: StepOutput, state: State, requests: Requests, now: float) -> None:
+    """Advance every sequence of the step, fork, hand out tokens and logprobs, and finish what is finished."""
+    for sequence, rows in zip(step.plan.sequences, step.plan.rows, strict=True):
+        sequence.computed += rows
+        if sequence.kv is not None:
+            sequence.kv.computed = sequence.computed
+    for sequence, first, rows in step.scored:
+        try:
+            _score(sequence, first, rows, output, requests)
+        except Exception as error:
+            _fail(sequence, error, requests)
+    without_pages: list[Sequence] = []
+    for parent in step.parents:
+        without_pages += _fork(parent, state, requests, now)
+    if step.sampled:
+        tokens = output.tokens[step.sampled_rows]
+        slots = np.array([sequence.slot for sequence in step.sampled], np.int32)
+        taken = (tokens >= 0) & (slots >= 0)
+        state.sampling.append(slots[taken], tokens[taken])
+        for sequence, row, token in zip(step.sampled, step.sampled_rows.tolist(), tokens.tolist(), strict=True):
+            if sequence.finish_requested is None and sequence.status is Status.RUNNING:
+                try:
+                    _take(sequence, token, row, output, requests, now)
+                except Exception as error:
+                    _fail(sequence, error, requests)
+    if state.limits.prefix_caching:
+        for sequence, rows in zip(step.plan.sequences, step.plan.rows, strict=True):
+            # Output tokens reach the tree when the sequence ends: nobody can need them before.
+            if (rows > 1 or sequence.computed <= sequence.prompt_length) and sequence.status is Status.RUNNING:
+                try:
+                    state.commit(sequence)
+                except Exception as error:
+                    _fail(sequence, error, requests)
+    for sequence in without_pages:
+        if sequence.status is Status.RUNNING:
+            state.preempt(sequence)
+    requests.finish_ending()
+
+
+def _fail(sequence: Sequence, error: Exception, requests: Requests) -> None:
+    logger.exception("handling %r failed", sequence, exc_info=error)
+    requests.fail(sequence.request.id, SequenceFailed(f"{type(error).__name__}: {error}"), keep=False)
+
+
+def _score(sequence: Sequence, first: int, rows: int, output: StepOutput, requests: Requests) -> None:
+    """Report the logprobs of prompt tokens, and finish a request that wanted nothing else."""
+    if sequence.status is not Status.RUNNING or sequence.finish_requested is not None:
+        return
+    wanted = sequence.params.prompt_logprobs
+    assert wanted is not None
+    scores = [_logprob(output, row, wanted) for row in range(first, first + rows)]
+    sequence.scored += rows
+    active = requests[sequence.request.id]
+    active.stream.put_prompt_logprobs(sequence.index, scores)
+    if sequence.params.max_tokens == 0 and sequence.computed >= sequence.goal:
+        for choice in reversed(active.choices):
+            requests.finish(choice, "length")
+
+
+def _fork(parent: Sequence, state: State, requests: Requests, now: float) -> list[Sequence]:
+    """Set the other choices going; returns those that got no pages."""
+    without_pages = []
+    if parent.status is Status.RUNNING:
+        life = requests[parent.request.id].life
+        for child in parent.forks:
+            if child.status is Status.FORKING and child.finish_requested is None:
+                child.cached_tokens, child.admitted_at = parent.cached_tokens, parent.admitted_at
+                if not state.fork(parent, child):
+                    without_pages.append(child)
+                life.note(now, "forked", child.index, computed=child.computed)
+        state.scatter(parent)
+    return without_pages
+
+
+def _take(sequence: Sequence, token: int, row: int, output: StepOutput, requests: Requests, now: float) -> None:
+    """Add one sampled token, and finish the sequence if it is the last."""
+    active = requests[sequence.request.id]
+    if token < 0:
+        requests.fail(sequence.request.id, NonFiniteLogits("the model's logits are not finite"), keep=False)
+        return
+    generated = sequence.known - sequence.prompt_length
+    sequence.append(token)
+    sequence.last_token_at = now
+    if generated == 0:
+        sequence.first_token_at = now
+        if active.life.first_token_at is None:
+            active.life.first_token_at = now
+        active.life.note(now, "first token", sequence.index)
+    params = sequence.params
+    if token in sequence.stop_ids and generated >= params.min_tokens:
+        requests.finish(sequence, "stop", stop_token=token)
+        return
+    logprob = None if params.logprobs is None else _logprob(output, row, params.logprobs)
+    active.stream.put_token(sequence.index, token, logprob, sequence.cached_tokens)
+    if sequence.known >= sequence.known_limit:
+        requests.finish(sequence, "length")
+
+
+def _logprob(output: StepOutput, row: int, wanted: int) -> TokenLogprob:
+    assert output.logprobs is not None
+    logprob = float(output.logprobs[row])
+    if not wanted:
+        return TokenLogprob(logprob, ())
+    assert output.top_ids is not None
+    assert output.top_logprobs is not None
+    ids, logprobs = output.top_ids[row, :wanted].tolist(), output.top_logprobs[row, :wanted].tolist()
+    return TokenLogprob(logprob, tuple(zip(ids, logprobs, strict=True)))

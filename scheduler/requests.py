@@ -1,0 +1,185 @@
+"""Every request that has not ended, and the ways it can end.
+
+Owned by the engine's task; `cancel` and `stop_choice` may be called by anyone on the event loop. While a step is in
+flight nothing that it reads is given back: ends that come from outside are kept until it is over.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from scheduler.drain_rate import DrainRate
+from scheduler.errors import SchedulerError
+from scheduler.journal import Journal, RequestLife
+from scheduler.request import FinishReason, Request, Sequence, Status
+from scheduler.state import State
+from scheduler.stream import RequestStream
+
+logger = logging.getLogger(__name__)
+
+
+class ActiveRequest:
+    """A request, its choices, its reader's end and its life so far."""
+
+    __slots__ = ("choices", "life", "request", "stream", "unfinished")
+
+    def __init__(self, request: Request, choices: list[Sequence], life: RequestLife) -> None:
+        self.request = request
+        self.choices = choices
+        self.life = life
+        self.stream = RequestStream(request.id, request.n)
+        self.unfinished = request.n
+
+
+class Requests:
+    """Invariant: a request is here as long as one of its choices has not finished."""
+
+    def __init__(
+        self,
+        state: State,
+        journal: Journal,
+        clock: Callable[[], float],
+        eos_token_ids: tuple[int, ...],
+        on_finish: Callable[[RequestLife], None] | None,
+    ) -> None:
+        self.drain_rate = DrainRate()
+        self.step_in_flight = False
+        self._state = state
+        self._journal = journal
+        self._clock = clock
+        self._eos_token_ids = eos_token_ids
+        self._on_finish = on_finish
+        self._active: dict[str, ActiveRequest] = {}
+        self._ending: list[Sequence] = []
+        self._submitted = 0
+
+    def __len__(self) -> int:
+        return len(self._active)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._active
+
+    def __getitem__(self, request_id: str) -> ActiveRequest:
+        return self._active[request_id]
+
+    def ids(self) -> list[str]:
+        return list(self._active)
+
+    def open(self, request: Request) -> RequestStream:
+        """Queue a request."""
+        now = self._clock()
+        state = self._state
+        self._submitted += 1
+        priority = request.priority if state.limits.policy == "priority" else 0
+        choices = [
+            Sequence(
+                request,
+                index,
+                key=(priority, self._submitted, index),
+                context_limit=state.context_limit,
+                eos_token_ids=self._eos_token_ids,
+            )
+            for index in range(request.n)
+        ]
+        arrival = now if request.arrival is None else request.arrival
+        life = RequestLife(request.id, len(request.prompt), request.n, request.priority, arrival)
+        life.note(now, "queued", 0, ahead=state.num_waiting, running=state.num_running)
+        active = ActiveRequest(request, choices, life)
+        self._active[request.id] = active
+        self._journal.begin(life)
+        for sequence in choices:
+            sequence.queued_at = now
+        state.submit(choices)
+        if request.params.max_tokens == 0 and not choices[0].scoring:  # nothing to compute
+            for sequence in choices:
+                self.finish(sequence, "length")
+        return active.stream
+
+    def cancel(self, request_id: str) -> bool:
+        """End all of a request's choices; False when there is no such request (any more)."""
+        active = self._active.get(request_id)
+        if active is None:
+            return False
+        for sequence in reversed(active.choices):
+            self._end(sequence, "cancelled")
+        return True
+
+    def stop_choice(self, request_id: str, index: int, reason: FinishReason) -> bool:
+        """End one choice; False when it has ended already."""
+        active = self._active.get(request_id)
+        if active is None or active.choices[index].status is Status.FINISHED:
+            return False
+        self._end(active.choices[index], reason)
+        return True
+
+    def _end(self, sequence: Sequence, reason: FinishReason) -> None:
+        if sequence.status is Status.FINISHED or sequence.finish_requested is not None:
+            return
+        if self.step_in_flight and sequence.status in (Status.RUNNING, Status.FORKING):
+            sequence.finish_requested = reason
+            self._ending.append(sequence)
+        else:
+            self.finish(sequence, reason)
+
+    def finish_ending(self) -> None:
+        """After a step: end what was to end while it ran."""
+        ending, self._ending = self._ending, []
+        for sequence in ending:
+            if sequence.status is not Status.FINISHED:
+                assert sequence.finish_requested is not None
+                self.finish(sequence, sequence.finish_requested)
+
+    def fail(self, request_id: str, error: SchedulerError, *, keep: bool = True) -> None:
+        """End all of a request's choices with an error. `keep` False: its pages may hold nonsense."""
+        active = self._active.get(request_id)
+        if active is None:
+            return
+        active.life.error = f"{type(error).__name__}: {error}"
+        for sequence in reversed(active.choices):
+            if sequence.status is not Status.FINISHED:
+                self.finish(sequence, "error", error=error, keep=keep)
+
+    def finish(
+        self,
+        sequence: Sequence,
+        reason: FinishReason,
+        *,
+        stop_token: int | None = None,
+        error: SchedulerError | None = None,
+        keep: bool = True,
+    ) -> None:
+        """End one choice now; no step that reads it may be in flight."""
+        active = self._active[sequence.request.id]
+        now = self._clock()
+        self._state.release(sequence, keep=keep)
+        if sequence.forks:
+            self._state.scatter(sequence)
+        sequence.finish_reason = reason
+        active.stream.finish(
+            sequence.index, reason, cached_tokens=sequence.cached_tokens, stop_token=stop_token, error=error
+        )
+        active.unfinished -= 1
+        self.drain_rate.note(now)
+        life = active.life
+        output_tokens = sequence.known - sequence.prompt_length
+        life.output_tokens += output_tokens
+        life.finish_reasons.append(reason)
+        life.note(now, "finished", sequence.index, reason=reason, output_tokens=output_tokens)
+        if active.unfinished == 0:
+            life.finished_at = now
+            del self._active[sequence.request.id]
+            self._journal.end(life.id)
+            if self._on_finish is not None:
+                try:
+                    self._on_finish(life)
+                except Exception:
+                    logger.exception("on_finish raised")
+
+    def abandon(self, request_id: str, error: SchedulerError) -> None:
+        """Tell the reader and forget the request, whatever state it is in: the state cannot be trusted any more."""
+        active = self._active.pop(request_id)
+        self._journal.end(request_id)
+        for sequence in active.choices:
+            if sequence.finish_reason is None:
+                active.stream.finish(sequence.index, "error", cached_tokens=sequence.cached_tokens, error=error)
