@@ -1,0 +1,385 @@
+"""The engine: takes requests in, runs steps, and never dies of one of them.
+
+One asyncio task owns the scheduler's state; every public method is called on the event loop. The model runs in one
+worker thread. Applying a step's results and handing over the next step happen back to back, so that whatever the
+readers do with their tokens overlaps with the next step's computation. With nothing to do the task sleeps on an event.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+
+from kvstore.store import KVStore
+from models.base import Runner, StepOutput
+from models.sampling_state import SamplingState
+from scheduler.apply import apply
+from scheduler.batch import Step, build
+from scheduler.errors import (
+    DuplicateRequest,
+    Interrupted,
+    NeverFits,
+    NotAccepting,
+    QueueFull,
+    SchedulerError,
+    SequenceFailed,
+    StepFailed,
+)
+from scheduler.journal import Journal, RequestLife, StepRecord
+from scheduler.limits import Limits
+from scheduler.plan import StepPlan, plan
+from scheduler.request import FinishReason, Request
+from scheduler.requests import Requests
+from scheduler.state import State
+from scheduler.stream import RequestStream
+
+logger = logging.getLogger(__name__)
+
+MAX_FAILED_STEPS = 3  # in a row, after which the model is taken for broken
+
+
+class Engine:
+    """Serves requests with one runner, one KV store and one sampling state, all of which it owns from `start` on.
+
+    `healthy` False is final: it says that `unhealthy_reason` made it impossible to go on.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        kv: KVStore,
+        sampling: SamplingState,
+        limits: Limits,
+        clock: Callable[[], float] = time.monotonic,
+        on_step: Callable[[StepRecord], None] | None = None,
+        on_finish: Callable[[RequestLife], None] | None = None,
+    ) -> None:
+        self.limits = limits
+        self.journal = Journal(limits.journal_steps, limits.journal_requests)
+        self.healthy = True
+        self.unhealthy_reason: str | None = None
+        self.last_progress = clock()  # when a step last ended, or work last arrived at an idle engine
+        self.steps = 0
+        self._runner = runner
+        self._clock = clock
+        self._on_step = on_step
+        self._state = State(kv, sampling, limits)
+        self._requests = Requests(self._state, self.journal, clock, runner.config.eos_token_ids, on_finish)
+        self._accepting = True
+        self._stopping = False
+        self._failed_steps = 0
+        self._new_sequences = 0  # submitted since the last plan
+        self._wake = asyncio.Event()
+        self._empty = asyncio.Event()
+        self._empty.set()
+        self._thread = ThreadPoolExecutor(1, "octavo-model")
+        self._task: asyncio.Task[None] | None = None
+
+    # -- for the server -----------------------------------------------------------------------------------------
+
+    @property
+    def running(self) -> int:
+        """Sequences that hold a slot."""
+        return self._state.num_running
+
+    @property
+    def waiting(self) -> int:
+        """Sequences that wait for one."""
+        return self._state.num_waiting
+
+    @property
+    def accepting(self) -> bool:
+        return self._accepting and self.healthy
+
+    @property
+    def context_limit(self) -> int:
+        """Tokens of prompt and output that one sequence may have."""
+        return self._state.context_limit
+
+    @property
+    def kv(self) -> KVStore:
+        """The store, for whoever wants to know how full it is. Only the engine changes it."""
+        return self._state.kv
+
+    @property
+    def busy(self) -> bool:
+        """Whether a step is being computed."""
+        return self._requests.step_in_flight
+
+    @property
+    def drain_rate(self) -> float | None:
+        """Sequences leaving per second; None before any has."""
+        return self._requests.drain_rate.per_second(self._clock())
+
+    def start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._run(), name="engine")
+
+    def submit(self, requests: Iterable[Request]) -> list[RequestStream]:
+        """Queue a group, all of it or nothing.
+
+        Raises NeverFits, QueueFull, NotAccepting or DuplicateRequest; ValueError for an empty prompt or n < 1.
+        """
+        group = list(requests)
+        if not self.accepting:
+            raise NotAccepting(self.unhealthy_reason or "the engine is shutting down")
+        seen: set[str] = set()
+        for request in group:
+            self._check_fits(request)
+            if request.id in self._requests or request.id in seen:
+                raise DuplicateRequest(f"request {request.id} has not ended")
+            seen.add(request.id)
+        self._check_queue(group)
+        if not len(self._requests):
+            self.last_progress = self._clock()
+            self._requests.drain_rate.busy(self.last_progress)
+            self._empty.clear()
+        streams = [self._requests.open(request) for request in group]
+        self._new_sequences += sum(request.n for request in group)
+        self._wake.set()
+        return streams
+
+    def cancel(self, request_id: str) -> bool:
+        """End a request: at once when it waits, before the next step is planned when it runs. False: it has ended."""
+        self._wake.set()
+        return self._requests.cancel(request_id)
+
+    def stop_choice(self, request_id: str, index: int, reason: FinishReason = "stop") -> bool:
+        """End one choice, for a reason the scheduler cannot see, such as a stop string. False: it has ended."""
+        self._wake.set()
+        return self._requests.stop_choice(request_id, index, reason)
+
+    async def until_idle(self) -> None:
+        """Until every request has ended."""
+        await self._empty.wait()
+
+    async def drain(self, grace_seconds: float) -> bool:
+        """Accept nothing new, let what is there finish for at most that long, then stop. True: everything finished."""
+        self._accepting = False
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.until_idle(), grace_seconds)
+        finished = not len(self._requests)
+        await self.stop()
+        return finished
+
+    async def stop(self, grace_seconds: float = 5.0) -> None:
+        """Stop after the step in flight, or after that long; whatever has not finished gets an Interrupted error."""
+        self._accepting = False
+        self._stopping = True
+        self._wake.set()
+        if self._task is not None:
+            await asyncio.wait({self._task}, timeout=grace_seconds)
+        # NOTE: a step that is still in flight may read pages given back here. Nothing will write them any more.
+        self._interrupt("the engine was stopped")
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    # -- admission to the queue ---------------------------------------------------------------------------------
+
+    def _check_fits(self, request: Request) -> None:
+        length = len(request.prompt)
+        if not length or request.n < 1:
+            raise ValueError(f"request {request.id}: {length} prompt tokens, n = {request.n}")
+        limit = self._state.context_limit
+        if length + (request.params.max_tokens > 0) > limit:
+            by = "max_model_len" if limit == self.limits.max_model_len else "kv_pool"
+            raise NeverFits(request.id, length, limit, by)
+
+    def _check_queue(self, group: list[Request]) -> None:
+        state, limits = self._state, self.limits
+        choices = sum(request.n for request in group)
+        room = limits.max_queued_requests
+        if state.num_waiting <= self._new_sequences:  # nobody was left behind: slots that are free can be had
+            room += len(state.free_slots)
+        if state.num_waiting + choices > room:
+            departures = state.num_waiting + choices - room
+            raise QueueFull(state.num_waiting, limits.max_queued_requests, "requests", self._retry_after(departures))
+        if limits.max_queued_tokens is not None:
+            queued = sum(sequence.prompt_length for sequence in state.waiting if sequence.index == 0)
+            if queued and queued + sum(len(request.prompt) for request in group) > limits.max_queued_tokens:
+                raise QueueFull(queued, limits.max_queued_tokens, "tokens", self._retry_after(len(state.waiting)))
+
+    def _retry_after(self, departures: int) -> float:
+        return self._requests.drain_rate.retry_after_seconds(departures, self._clock())
+
+    # -- the loop -----------------------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        try:
+            await self._loop()
+        except Exception as error:
+            logger.exception("the engine loop ended")
+            self._give_up(f"{type(error).__name__}: {error}")
+
+    async def _loop(self) -> None:
+        loop = asyncio.get_running_loop()
+        previous: StepRecord | None = None
+        while not self._stopping and self.healthy:
+            started = self._clock()
+            step = self._next_step()
+            planned = self._clock()
+            if step is None:
+                self._publish(previous)
+                previous = None
+                if not len(self._requests):
+                    self._requests.drain_rate.idle(planned)
+                    self._empty.set()
+                    await self._wake.wait()
+                self._wake.clear()
+                continue
+            self._requests.step_in_flight = True
+            future = loop.run_in_executor(self._thread, self._runner.run, step.batch)
+            # From here to the await is work that the model's computation hides.
+            self._publish(previous)
+            record = previous = self._record(step, started, planned)
+            try:
+                await self._finish_step(step, future, record, planned)
+            except Exception as error:
+                record.error = f"{type(error).__name__}: {error}"
+                self._step_failed(step.plan, error)
+        self._publish(previous)
+
+    async def _finish_step(
+        self, step: Step, future: asyncio.Future[StepOutput], record: StepRecord, started: float
+    ) -> None:
+        try:
+            output = await future
+        finally:
+            self._requests.step_in_flight = False
+        ended = self._clock()
+        record.run_seconds = ended - started
+        before = len(self._requests)
+        apply(step, output, self._state, self._requests, ended)
+        self._failed_steps = 0
+        record.finished = before - len(self._requests)
+        self.last_progress = self._clock()
+        record.apply_seconds = self.last_progress - ended
+
+    def _next_step(self) -> Step | None:
+        """Plan and build; None when that left nothing to compute."""
+        self._new_sequences = 0
+        planned = plan(self._state, self.limits.max_num_batched_tokens)
+        self._note_moves(planned)
+        for sequence, error in planned.failed:
+            if not isinstance(error, SchedulerError):
+                logger.error("admitting %r failed", sequence, exc_info=error)
+                error = SequenceFailed(f"{type(error).__name__}: {error}")
+            self._requests.fail(sequence.request.id, error, keep=False)
+        if planned.sequences:
+            try:
+                return build(planned, self._state)
+            except Exception as error:
+                self._step_failed(planned, error)
+        elif len(self._requests) and not planned.failed and not planned.preempted:
+            self._give_up("requests are there, and none of them can run")
+        return None
+
+    def _note_moves(self, planned: StepPlan) -> None:
+        """Write what the plan did into the lives of the requests."""
+        now = self._clock()
+        page_size = self.kv.page_size
+        for sequence, computed in planned.preempted:
+            life = self._requests[sequence.request.id].life
+            life.preemptions += 1
+            life.note(now, "preempted", sequence.index, computed=computed, pages=-(-computed // page_size))
+        for sequence in planned.admitted:
+            active = self._requests[sequence.request.id]
+            kind = "admitted"
+            if sequence.admitted_at is not None:
+                kind = "resumed"
+            elif sequence.index == 0:
+                active.life.cached_tokens = sequence.cached_tokens
+                active.life.admitted_at = now
+            if sequence.admitted_at is None:
+                sequence.admitted_at = now
+            pages = -(-sequence.goal // page_size)
+            active.life.note(now, kind, sequence.index, cached=sequence.computed, tokens=sequence.goal, pages=pages)
+        for sequence, reason in planned.waits:
+            self._requests[sequence.request.id].life.note(now, "waits", sequence.index, reason=reason)
+
+    def _record(self, step: Step, started: float, planned: float) -> StepRecord:
+        """Describe a step that is about to run."""
+        plan = step.plan
+        state = self._state
+        self.steps += 1
+        rows = sum(plan.rows)
+        decoding = sum(
+            count == 1 and sequence.computed >= sequence.prompt_length
+            for sequence, count in zip(plan.sequences, plan.rows, strict=True)
+        )
+        stats = self.kv.stats()
+        return StepRecord(
+            self.steps,
+            started,
+            plan_seconds=planned - started,
+            rows=rows,
+            prefill_tokens=rows - decoding,
+            decode_rows=decoding,
+            sampled_tokens=len(step.sampled),
+            cached_tokens=sum(
+                sequence.cached_tokens for sequence in plan.admitted if sequence.index == 0 and not sequence.preemptions
+            ),
+            sequences=tuple(
+                [
+                    (sequence.request.id, sequence.index, count)
+                    for sequence, count in zip(plan.sequences, plan.rows, strict=True)
+                ]
+            ),
+            admitted=tuple([sequence.request.id for sequence in plan.admitted]),
+            preempted=tuple([sequence.request.id for sequence, _ in plan.preempted]),
+            running=state.num_running,
+            waiting=state.num_waiting,
+            waiting_reasons=plan.waiting_reasons,
+            pages_free=stats.free,
+            pages_evictable=stats.evictable,
+            pages_used=stats.used,
+        )
+
+    def _publish(self, record: StepRecord | None) -> None:
+        if record is None:
+            return
+        self.journal.steps.append(record)
+        if self._on_step is not None:
+            try:
+                self._on_step(record)
+            except Exception:
+                logger.exception("on_step raised")
+
+    # -- when things go wrong -----------------------------------------------------------------------------------
+
+    def _step_failed(self, planned: StepPlan, error: Exception) -> None:
+        """End the requests of a step that raised, and go on if the store is sound."""
+        logger.error("a step of %d sequences failed", len(planned.sequences), exc_info=error)
+        self._failed_steps += 1
+        failure = StepFailed(f"{type(error).__name__}: {error}")
+        try:
+            for sequence in planned.sequences:
+                self._requests.fail(sequence.request.id, failure, keep=False)
+            self._requests.finish_ending()
+            # Copies into cached pages may have been lost with the step: nothing idle is trusted any more.
+            self.kv.reset()
+            self.kv.check_integrity()
+        except Exception as broken:
+            logger.exception("the KV store is not sound after a failed step")
+            self._give_up(f"the KV store is not sound: {broken}")
+        else:
+            if self._failed_steps >= MAX_FAILED_STEPS:
+                self._give_up(f"{self._failed_steps} steps in a row failed, the last with {failure}")
+
+    def _give_up(self, reason: str) -> None:
+        logger.critical("the engine gives up: %s", reason)
+        self.healthy = False
+        self.unhealthy_reason = reason
+        self._interrupt(reason)
+
+    def _interrupt(self, reason: str) -> None:
+        error = Interrupted(reason)
+        for request_id in self._requests.ids():
+            try:
+                self._requests.fail(request_id, error, keep=False)
+            except Exception:
+                logger.exception("request %s could not be ended cleanly", request_id)
+                self._requests.abandon(request_id, error)
+        self._empty.set()
