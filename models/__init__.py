@@ -1,0 +1,1 @@
+"""Turning a batch of token rows into logits and logits into tokens: loading, decoder, attention, kernels, sampling."""

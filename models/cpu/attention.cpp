@@ -1,7 +1,36 @@
 // The attention of attention.h: blocks of keys against register tiles of rows, folds, and the units of a step.
+#include "amx.h"
 #include "attention.h"
 
 namespace octavo {
+
+// One row's 64 scores to weights relative to its new top; returns what the earlier weights must be multiplied by.
+template <class E>
+INLINE float softmax_row(f32x16* score, float scale, bool masked, int limit, int window, float& top, float& mass, E* weight) {
+    constexpr int TILES = KEY_BLOCK / TILE;
+    const i32x16 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const int from = window ? limit - window + 1 : -1;
+    f32x16 highest = splat(MASKED);
+    for (int t = 0; t < TILES; t++) {
+        score[t] = score[t] * splat(scale);
+        const i32x16 key = lane + t * TILE;
+        if (masked) score[t] = (key <= limit) & (key >= from) ? score[t] : splat(MASKED);
+        highest = max(highest, score[t]);
+    }
+    const float old = top, seen = maximum(highest);
+    top = seen > old ? seen : old;
+    f32x16 masses = {};
+    for (int t = 0; t < TILES; t++) {
+        f32x16 p = exp2_nonpositive(score[t] - splat(top));
+        const i32x16 key = lane + t * TILE;
+        if (masked) p = (key <= limit) & (key >= from) ? p : f32x16{};
+        masses = masses + p;
+        Packed<E>::put(weight + t * TILE, p);
+    }
+    const float shrink = exp2_nonpositive(splat(old - top))[0];
+    mass = mass * shrink + sum(masses);
+    return shrink;
+}
 
 // R rows against one block of 64 keys that starts at slot `start`.
 template <class E, int R, int NV>
@@ -29,29 +58,8 @@ __attribute__((noinline)) void attend_block(const KV<E>& kv, const int32_t* tabl
     const bool masked = first - start < KEY_BLOCK - 1 || (kv.window && last - start >= kv.window);
     E weight[R][KEY_BLOCK];
     float shrink[R];
-    const i32x16 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    for (int r = 0; r < R; r++) {
-        const int limit = q.slot[row + r] - start, from = kv.window ? limit - kv.window + 1 : -1;
-        f32x16 highest = splat(MASKED);
-        for (int t = 0; t < TILES; t++) {
-            score[r][t] = score[r][t] * splat(scale);
-            i32x16 key = lane + t * TILE;
-            if (masked) score[r][t] = (key <= limit) & (key >= from) ? score[r][t] : splat(MASKED);
-            highest = max(highest, score[r][t]);
-        }
-        const float old = state.top[row + r], seen = maximum(highest), top = seen > old ? seen : old;
-        f32x16 mass = {};
-        for (int t = 0; t < TILES; t++) {
-            f32x16 p = exp2_nonpositive(score[r][t] - splat(top));
-            i32x16 key = lane + t * TILE;
-            if (masked) p = (key <= limit) & (key >= from) ? p : f32x16{};
-            mass = mass + p;
-            Packed<E>::put(&weight[r][t * TILE], p);
-        }
-        shrink[r] = exp2_nonpositive(splat(old - top))[0];
-        state.top[row + r] = top;
-        state.mass[row + r] = state.mass[row + r] * shrink[r] + sum(mass);
-    }
+    for (int r = 0; r < R; r++)
+        shrink[r] = softmax_row(score[r], scale, masked, q.slot[row + r] - start, kv.window, state.top[row + r], state.mass[row + r], weight[r]);
     for (int d = 0; d < kv.dim; d += 16 * NV) {
         f32x16 acc[R][NV];
         for (int r = 0; r < R; r++)
@@ -79,10 +87,101 @@ INLINE void attend_rows(const KV<E>& kv, const int32_t* table, int kv_head, cons
     }
 }
 
+#if OCTAVO_AMX
+
+// The same block with tiles: up to sixteen rows at once, bfloat16, dims in multiples of 32. `query` is [16, dim].
+void attend_block_amx(const KV<bf16>& kv, const int32_t* table, int kv_head, const bf16* query, const int* slots, int rows, int start,
+                      const Partial& state) {
+    constexpr int TILES = KEY_BLOCK / TILE;
+    alignas(64) float score[TILES][TILE][TILE], product[4][TILE][TILE];
+    alignas(64) bf16 weight[TILE][KEY_BLOCK];
+    float shrink[TILE];
+    const float scale = 1.44269504f / std::sqrt((float)kv.dim);
+    int last = 0, first = 1 << 30;
+    for (int r = 0; r < rows; r++) last = slots[r] > last ? slots[r] : last, first = slots[r] < first ? slots[r] : first;
+    const int tiles = last - start >= KEY_BLOCK - 1 ? TILES : (last - start) / TILE + 1;
+    size_t where[TILES];
+    for (int t = 0; t < TILES; t++) {  // as in attend_block
+        const int slot = start + (t < tiles ? t : 0) * TILE;
+        where[t] = kv.tile(table[slot / kv.page_size], kv_head, slot % kv.page_size);
+    }
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (int d = 0; d < kv.dim; d += 32) {
+        TILE_LOAD(4, query + d, kv.dim * 2);
+        TILE_LOAD(5, kv.keys + where[0] + (size_t)d * TILE, 64);
+        _tile_dpbf16ps(0, 4, 5);
+        TILE_LOAD(5, kv.keys + where[1] + (size_t)d * TILE, 64);
+        _tile_dpbf16ps(1, 4, 5);
+        TILE_LOAD(5, kv.keys + where[2] + (size_t)d * TILE, 64);
+        _tile_dpbf16ps(2, 4, 5);
+        TILE_LOAD(5, kv.keys + where[3] + (size_t)d * TILE, 64);
+        _tile_dpbf16ps(3, 4, 5);
+    }
+    _tile_stored(0, score[0], 64);
+    _tile_stored(1, score[1], 64);
+    _tile_stored(2, score[2], 64);
+    _tile_stored(3, score[3], 64);
+    const bool masked = first - start < KEY_BLOCK - 1 || (kv.window && last - start >= kv.window);
+    for (int r = 0; r < rows; r++) {
+        f32x16 row[TILES];
+        for (int t = 0; t < TILES; t++) row[t] = load<f32x16>(score[t][r]);
+        shrink[r] = softmax_row(row, scale, masked, slots[r] - start, kv.window, state.top[r], state.mass[r], weight[r]);
+    }
+    for (int d = 0; d < kv.dim; d += 16) {
+        _tile_zero(0);
+        for (int t = 0; t < tiles; t++) {
+            TILE_LOAD(6, weight[0] + t * TILE, KEY_BLOCK * 2);
+            TILE_LOAD(7, kv.values + where[t] + (size_t)d * 2, kv.dim * 4);
+            _tile_dpbf16ps(0, 6, 7);
+        }
+        _tile_stored(0, product[0], 64);
+        for (int r = 0; r < rows; r++) {
+            float* out = state.out + (size_t)r * kv.dim + d;
+            store(out, fma(load<f32x16>(out), splat(shrink[r]), load<f32x16>(product[0][r])));
+        }
+    }
+}
+
+#endif
+
+// Whether this model's attention runs on tiles. All of it does or none: see amx.h.
+template <class E>
+bool on_tiles(const KV<E>& kv) {
+    return std::is_same_v<E, bf16> && kv.dim % 32 == 0 && amx::available();
+}
+
+// Rows in sixteens, their queries gathered once; a row outside every key of a block is passed over as in attend_split.
+template <class E>
+void attend_split_amx([[maybe_unused]] const KV<E>& kv, [[maybe_unused]] const int32_t* table, [[maybe_unused]] int kv_head,
+                      [[maybe_unused]] const QueryTile<E>& q, [[maybe_unused]] int split, [[maybe_unused]] const Partial& state) {
+#if OCTAVO_AMX
+    if constexpr (std::is_same_v<E, bf16>) {
+        alignas(64) thread_local bf16 query[TILE * MAX_DIM];
+        amx::shape(amx::ATTENTION, q.rows < TILE ? q.rows : TILE);
+        for (int row = 0; row < q.rows; row += TILE) {
+            const int rows = q.rows - row < TILE ? q.rows - row : TILE;
+            int last = 0, first = 1 << 30;
+            for (int r = 0; r < rows; r++) {
+                std::memcpy(query + (size_t)r * kv.dim, q.query[row + r], kv.dim * sizeof(bf16));
+                last = q.slot[row + r] > last ? q.slot[row + r] : last, first = q.slot[row + r] < first ? q.slot[row + r] : first;
+            }
+            const Partial part{state.top + row, state.mass + row, state.out + (size_t)row * kv.dim};
+            for (int start = split * SPLIT; start < (split + 1) * SPLIT && start <= last; start += KEY_BLOCK)
+                if (!kv.window || start + KEY_BLOCK > first - kv.window + 1)
+                    attend_block_amx(kv, table, kv_head, query, q.slot + row, rows, start, part);
+        }
+    }
+#endif
+}
+
 // All rows of a tile against the keys of one split.
 template <class E>
 inline void attend_split(const KV<E>& kv, const int32_t* table, int kv_head, const QueryTile<E>& q, int split, const Partial& state) {
     state.clear(q.rows, kv.dim);
+    if (on_tiles(kv)) return attend_split_amx(kv, table, kv_head, q, split, state);
     for (int start = split * SPLIT; start < (split + 1) * SPLIT; start += KEY_BLOCK)
         for (int row = 0; row < q.rows; row += 4) {
             const int rows = q.rows - row < 4 ? q.rows - row : 4;

@@ -7,6 +7,7 @@
 // NOTE: blocks and folds are counted from slot 0 whatever the number of query rows, and a masked block changes nothing
 // (exp2(0) is exactly 1), so a row's bits do not depend on chunking, neighbours or the number of threads.
 #pragma once
+#include <type_traits>
 #include "pool.h"
 
 namespace octavo {
@@ -15,6 +16,7 @@ constexpr int TILE = 16;         // tokens in a tile
 constexpr int KEY_BLOCK = 64;    // keys between two rescalings
 constexpr int SPLIT = 512;       // keys between two folds
 constexpr float MASKED = -1e30f;
+constexpr int MAX_DIM = 512;     // numbers in a head
 
 template <class E>
 struct Packed;

@@ -55,13 +55,13 @@ struct Workspace {
 
     void fit(const Model& m, const Step& s, int threads) {
         const size_t t = s.rows, widest = std::max(m.hidden, std::max(m.intermediate, m.heads * m.dim));
-        const size_t l = s.logits < LOGIT_SLICE ? s.logits : LOGIT_SLICE, most = std::max(t, l);
+        const size_t l = s.logits < LOGIT_SLICE ? s.logits : LOGIT_SLICE, most = std::max(t, l) + BLOCK;  // a tile may read past the last row
         auto grow = [](auto& v, size_t n) { if (v.size() < n) v.resize(n); };
         grow(x, t * m.hidden), grow(qkv, t * (m.heads + 2 * m.kv_heads) * m.dim), grow(attended, t * m.heads * m.dim);
         grow(gate_up, t * 2 * m.intermediate), grow(logits, l * m.vocab), grow(query, t * m.heads * m.dim * 4);
         grow(page, t), grow(slot, t), grow(sequence, t), grow(own, (size_t)threads), grow(sampler, (size_t)threads);
         grow(f32, most * widest), grow(b16, most * widest), grow(i8, most * widest);
-        grow(scale, most * widest / GROUP + most), grow(total, most * widest / GROUP + most);
+        grow(scale, most * widest / GROUP), grow(total, most * widest / GROUP);
     }
     Rows rows(int count, int width) { return {count, width, f32.data(), b16.data(), i8.data(), scale.data(), total.data()}; }
 };
@@ -96,8 +96,6 @@ INLINE void rotate_head(const float* in, const float* norm, float eps, const flo
         out[i + half] = b * cosine[i] + a * sine[i];
     }
 }
-
-constexpr int MAX_DIM = 512;
 
 template <class E>
 void place_row(const Model& m, const Layer& layer, const KV<E>& kv, Workspace& w, const Step& s, int r) {
@@ -264,8 +262,8 @@ void octavo_attend(void* engine, const Model* model, const Layer* layer, const S
 void octavo_linear(void* engine, const Matrix* w, const float* x, int rows, float* out) {
     Engine& e = *(Engine*)engine;
     auto grow = [](auto& v, size_t n) { if (v.size() < n) v.resize(n); };
-    const size_t n = (size_t)rows * w->ins;
-    grow(e.work.f32, n), grow(e.work.b16, n), grow(e.work.i8, n), grow(e.work.scale, n / GROUP + 1), grow(e.work.total, n / GROUP + 1);
+    const size_t n = (size_t)(rows + BLOCK) * w->ins;
+    grow(e.work.f32, n), grow(e.work.b16, n), grow(e.work.i8, n), grow(e.work.scale, n / GROUP), grow(e.work.total, n / GROUP);
     const Rows form = e.work.rows(rows, w->ins);
     e.pool.run([&](int) {
         e.pool.loop(rows, 4, [&](int r) { write_row(form, w->format, r, [&](int i) { return load<f32x16>(x + (size_t)r * w->ins + 16 * i); }); });

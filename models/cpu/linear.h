@@ -40,8 +40,11 @@ struct Rows {
     float* f32 = nullptr;      // [count, width]
     bf16* b16 = nullptr;       // [count, width]
     int8_t* i8 = nullptr;      // [count, width]
-    float* scale = nullptr;    // [count, width / 32]
-    float* total = nullptr;    // [count, width / 32] scale * sum of the group's codes
+    float* scale = nullptr;    // of row r and group g at scale_at(r, g)
+    float* total = nullptr;    // scale * sum of the group's codes, likewise
+
+    // Sixteen rows' scales of a group lie together: the kernels step through groups with a tile of rows in registers.
+    INLINE size_t scale_at(int r, int g) const { return ((size_t)(r / BLOCK) * (width / GROUP) + g) * BLOCK + r % BLOCK; }
 };
 
 // One row of 32 floats to int8: scale = max|x| / 127, codes to nearest even.
@@ -71,7 +74,7 @@ INLINE void write_row(const Rows& rows, int format, int r, const F& piece) {
         const int groups = width / GROUP;
         for (int g = 0; g < groups; g++)
             quantise_group(piece(2 * g), piece(2 * g + 1), rows.i8 + (size_t)r * width + g * GROUP,
-                           rows.scale[(size_t)r * groups + g], rows.total[(size_t)r * groups + g]);
+                           rows.scale[rows.scale_at(r, g)], rows.total[rows.scale_at(r, g)]);
     }
 }
 

@@ -56,7 +56,7 @@ class Pool {
             return;
         }
         for (int spins = 0; phase_.load(std::memory_order_acquire) == phase;)
-            if (++spins < 4000) pause(); else std::this_thread::yield();
+            if (++spins < 300) pause(); else std::this_thread::yield();
     }
     void wake() {
         jobs_.fetch_add(1, std::memory_order_release);

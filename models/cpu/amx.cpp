@@ -1,0 +1,45 @@
+#include "amx.h"
+#if OCTAVO_AMX
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+namespace octavo::amx {
+
+#if OCTAVO_AMX
+
+bool available() {
+    constexpr int REQUEST_PERMISSION = 0x1023, TILE_DATA = 18;  // arch_prctl(2), Linux 5.16 and later
+    static const bool granted = syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
+    return granted;
+}
+
+struct Config {
+    uint8_t palette = 1, start_row = 0, reserved[14] = {};
+    uint16_t row_bytes[16] = {};
+    uint8_t rows[16] = {};
+    void tile(int number, int count, int bytes) { rows[number] = (uint8_t)count, row_bytes[number] = (uint16_t)bytes; }
+};
+
+void shape(Shape shape, int rows) {
+    thread_local int current = -1;
+    if (current == 32 * shape + rows) return;
+    current = 32 * shape + rows;
+    Config c;
+    for (int i = 0; i < 4; i++) c.tile(i, rows, 64);
+    c.tile(4, rows, shape == INT8_GROUP ? 32 : 64);
+    c.tile(5, shape == INT8_GROUP ? 8 : 16, 64);
+    c.tile(6, shape == INT8_GROUP ? 8 : shape == BF16 ? 16 : rows, shape == ATTENTION ? 32 : 64);
+    c.tile(7, 8, 64);
+    asm volatile("" ::"r"(&c) : "memory");  // the intrinsic does not tell the compiler that it reads all of c
+    _tile_loadconfig(&c);
+}
+
+#else
+
+bool available() { return false; }
+void shape(Shape, int) {}
+
+#endif
+
+}  // namespace octavo::amx
