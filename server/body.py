@@ -6,6 +6,7 @@ Reading stops as soon as the body is too large, whether it said so beforehand or
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any
 
 import orjson
@@ -20,7 +21,7 @@ LINGER_SECONDS = 2.0
 
 
 async def read_json(request: Request, limit_bytes: int) -> dict[str, Any]:
-    """The body as an object. Raises BodyTooLarge and InvalidRequest."""
+    """The body as an object. Raises BodyTooLarge, InvalidRequest, and ClientDisconnect when the client leaves."""
     _check_headers(request)
     declared = request.headers.get("content-length", "0")
     if declared.isdecimal() and int(declared) > limit_bytes:
@@ -28,11 +29,14 @@ async def read_json(request: Request, limit_bytes: int) -> dict[str, Any]:
             await _linger(request)
         raise BodyTooLarge(limit_bytes)
     data = bytearray()
-    async for piece in request.stream():
+    more = True
+    while more:
+        piece, more = await _piece(request)
         data += piece
         if len(data) > limit_bytes:
             data.clear()
-            await _linger(request)
+            if more:
+                await _linger(request)
             raise BodyTooLarge(limit_bytes)
     try:
         body = orjson.loads(data)
@@ -58,14 +62,18 @@ def _check_headers(request: Request) -> None:
         )
 
 
+async def _piece(request: Request) -> tuple[bytes, bool]:
+    """The next piece of the body and whether there is more. Raises ClientDisconnect."""
+    message = await request.receive()
+    if message["type"] == "http.disconnect":
+        raise ClientDisconnect
+    return message.get("body", b""), message.get("more_body", False)
+
+
 async def _linger(request: Request) -> None:
-    swallowed = 0
-    try:
+    swallowed, more = 0, True
+    with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(LINGER_SECONDS):
-            while swallowed < LINGER_BYTES:
-                message = await request.receive()
-                swallowed += len(message.get("body", b""))
-                if message["type"] == "http.disconnect" or not message.get("more_body", False):
-                    return
-    except (TimeoutError, ClientDisconnect):
-        return
+            while more and swallowed < LINGER_BYTES:
+                piece, more = await _piece(request)
+                swallowed += len(piece)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.answer import error_response
@@ -48,6 +49,8 @@ class Edge:
 
         try:
             await self._app(scope, receive, send_with_id)
+        except ClientDisconnect:
+            return  # in the middle of its own request: nobody is there to be answered
         except Exception:
             logger.exception("request %s failed", state["request_id"])
             if started:

@@ -19,6 +19,7 @@ data event of a stream that breaks. Messages are bounded. Knows nothing of route
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
@@ -29,6 +30,15 @@ if TYPE_CHECKING:
 
 MAX_MESSAGE_CHARS = 1000
 MAX_SHOWN_CHARS = 60
+
+# How pydantic begins a complaint, and what else of its wording means little to a client.
+_PYDANTIC_SUBJECT = re.compile(r"^(Input|String|Value|List|Dictionary) should ")
+_PYDANTIC_WORDS = (
+    (re.compile(r"a valid dictionary( or instance of \w+)?"), "an object"),
+    (re.compile(r"a valid integer"), "a whole number"),
+    (re.compile(r"a valid (list|string|number|boolean)"), r"a \1"),
+    (re.compile(r" after validation, not .*"), ""),
+)
 
 
 class APIError(Exception):
@@ -165,7 +175,11 @@ def from_validation(error: ValidationError) -> InvalidRequest:
     param = bounded(field_path(first["loc"]), MAX_SHOWN_CHARS)
     if first["type"] == "missing":
         return InvalidRequest(f"'{param}' is required.", param=param, code="missing_required_parameter")
-    wanted = first["msg"].removeprefix("Value error, ").replace("Input should be", "must be", 1)
+    wanted, asked = _PYDANTIC_SUBJECT.subn("must ", first["msg"])
+    for pattern, replacement in _PYDANTIC_WORDS:
+        wanted = pattern.sub(replacement, wanted)
+    if asked and wanted.startswith("must be "):
+        wanted += f", not {shown(first['input'])}"
     more = f" ({len(details) - 1} more fields are wrong.)" if len(details) > 1 else ""
     code = "invalid_type" if first["type"].endswith("_type") else "invalid_value"
-    return InvalidRequest(f"'{param}' {wanted}, not {shown(first['input'])}.{more}", param=param, code=code)
+    return InvalidRequest(f"'{param}' {wanted}.{more}", param=param, code=code)

@@ -26,6 +26,8 @@ def _content(value: object) -> object:
         return value
     if not isinstance(value, list):
         raise PydanticCustomError("content_type", "must be a string or a list of text parts")
+    if not value:
+        raise PydanticCustomError("content_empty", "must hold at least one part")
     return PART_SEPARATOR.join(_part(part) for part in value)
 
 

@@ -7,7 +7,7 @@ Every failure is an InvalidRequest whose `param` names the field. Pure functions
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -124,12 +124,15 @@ def check_common(request: GenerationFields, limits: ServerLimits) -> None:
         if not request.stream:
             raise InvalidRequest("'stream_options' is only allowed with 'stream': true.", param="stream_options")
         if request.stream_options.include_obfuscation:
-            raise UnsupportedField("Chunks are not padded.", param="stream_options.include_obfuscation")
+            raise UnsupportedField(
+                "'stream_options.include_obfuscation' is not supported: chunks are not padded.",
+                param="stream_options.include_obfuscation",
+            )
     if request.priority and not limits.priorities:
         raise UnsupportedField("'priority' needs a server with --scheduling-policy priority.", param="priority")
     if request.truncate_prompt_tokens == 0:
         raise InvalidRequest("'truncate_prompt_tokens' must be at least 1, or -1.", param="truncate_prompt_tokens")
-    if (request.response_format or {"type": "text"}).get("type") != "text":
+    if request.response_format is not None and request.response_format.get("type") != "text":
         raise UnsupportedField("'response_format' is not supported except for text yet.", param="response_format")
     if request.request_id is not None and not printable(request.request_id):
         raise InvalidRequest("'request_id' must be printable ASCII.", param="request_id")
@@ -189,7 +192,9 @@ def _check_message_content(index: int, missing: bool) -> None:
         raise InvalidRequest(f"'{param}' is required.", param=param, code="missing_required_parameter")
 
 
-def _check_ids(ids: Iterable[int], field: str, limits: ServerLimits) -> None:
+def _check_ids(ids: Collection[int], field: str, limits: ServerLimits) -> None:
+    if not ids or (min(ids) >= 0 and max(ids) < limits.vocab_size):
+        return
     for token in ids:
         if not 0 <= token < limits.vocab_size:
             raise InvalidRequest(

@@ -29,7 +29,7 @@ class LogprobShapes:
         return {
             "tokens": [self._name(record.token, "bytes:") for record in records],
             "token_logprobs": [None if r.logprob is None else floored(r.logprob.logprob) for r in records],
-            "top_logprobs": [self._alternatives_of(record) for record in records] if self._alternatives else None,
+            "top_logprobs": [self._alternatives_of(record) for record in records],
             "text_offset": [record.offset for record in records],
         }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
@@ -14,18 +14,18 @@ from server.state import ServerState
 def router(state: ServerState) -> APIRouter:
     routes = APIRouter()
 
-    @routes.get("/health")
-    @routes.head("/health", include_in_schema=False)
-    async def health() -> Response:
+    async def health(_: Request) -> Response:
         return object_response({"status": "alive"})
 
-    @routes.get("/ready")
-    @routes.head("/ready", include_in_schema=False)
-    async def ready() -> Response:
+    async def ready(_: Request) -> Response:
         reason = state.not_ready()
         if reason is not None:
             raise Unavailable(f"Not ready: {reason}.", retry_after_seconds=5)
         return object_response({"status": "ready", "running": state.engine.running, "waiting": state.engine.waiting})
+
+    # Plain routes: probes may use HEAD, which these answer too.
+    routes.add_route("/health", health, methods=["GET"])
+    routes.add_route("/ready", ready, methods=["GET"])
 
     @routes.get("/metrics")
     async def metrics() -> Response:

@@ -1,0 +1,226 @@
+"""Routes, methods, ids, keys, body sizes: the edges of the HTTP surface."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+from typing import Any
+
+import pytest
+
+ROUTES = ["/v1/models", "/info", "/debug/requests", "/debug/steps", "/openapi.json", "/metrics"]
+
+
+def test_health_answers_without_the_engine(server: Any) -> None:
+    server.runner.gate.clear()
+    assert server.http.get("/health").json() == {"status": "alive"}
+    assert server.http.head("/health").status_code == 200
+    assert server.http.get("/version").json() == {"version": "0.0"}
+    assert server.http.get("/info").json() == {"model": server.model}
+
+
+def test_models_are_listed_and_found_by_every_name(server: Any) -> None:
+    listed = server.http.get("/v1/models").json()
+    assert [entry["id"] for entry in listed["data"]] == [server.model, "test"]
+    for entry in listed["data"]:
+        assert server.http.get(f"/v1/models/{entry['id']}").json() == entry
+        assert entry["max_model_len"] == 512
+    assert server.error(server.http.get("/v1/models/nonsense"), 404)["code"] == "model_not_found"
+
+
+@pytest.mark.parametrize("name", ["nonsense", "OCTAVO/TEST-MODEL", "octavo/test-model/", "test-model", "gpt-4o"])
+def test_a_model_that_is_not_served_is_a_404(server: Any, name: str) -> None:
+    error = server.error(server.http.post("/v1/completions", json={"model": name, "prompt": "Hello"}), 404)
+    assert (error["code"], error["param"], error["type"]) == ("model_not_found", "model", "invalid_request_error")
+
+
+def test_a_second_name_of_the_model_is_as_good(server: Any) -> None:
+    body = server.http.post("/v1/completions", json={"model": "test", "prompt": "Hello"}).json()
+    assert body["model"] == "test"
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/v1", "/v1/nothing", "/v1/models/", "/V1/models", "//v1/models", "/v1/embeddings"]
+)
+def test_unknown_paths_are_404_in_the_envelope(server: Any, path: str) -> None:
+    response = server.http.post(path, json={}) if path.endswith("embeddings") else server.http.get(server.url + path)
+    assert server.error(response, 404)["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(("method", "path", "allowed"), [
+    ("GET", "/v1/completions", "POST"), ("PUT", "/v1/chat/completions", "POST"), ("POST", "/v1/models", "GET"),
+    ("DELETE", "/v1/models/test", "GET"), ("POST", "/health", "GET"), ("PATCH", "/info", "GET"),
+])  # fmt: skip
+def test_wrong_methods_are_405_with_allow(server: Any, method: str, path: str, allowed: str) -> None:
+    response = server.http.request(method, path)
+    assert server.error(response, 405)["code"] == "method_not_allowed"
+    assert allowed in response.headers["allow"]
+
+
+def test_every_response_has_a_request_id(server: Any) -> None:
+    own = server.http.get("/health").headers["x-request-id"]
+    assert own.startswith("req-")
+    assert server.http.get("/health").headers["x-request-id"] != own
+    assert server.http.get("/health", headers={"x-request-id": "mine 1"}).headers["x-request-id"] == "mine 1"
+    for bad in ("x" * 129, "tab\there", b"caf\xc3\xa9"):
+        answer = server.http.get("/health", headers={"x-request-id": bad})
+        assert answer.headers["x-request-id"].startswith("req-")
+    response = server.post(prompt="Hello", max_tokens=1, request_id="from-body")
+    assert response.headers["x-request-id"] == "from-body"
+    events = server.post(prompt="Hello", max_tokens=1, stream=True)
+    assert events.headers["x-request-id"].startswith("req-")
+
+
+def test_requests_with_the_same_id_are_two_requests(server: Any) -> None:
+    server.runner.step_seconds = 0.005
+    fields = {"max_tokens": 30, "ignore_eos": True, "temperature": 0, "request_id": "same"}
+    first = {"model": server.model, "prompt": "One", **fields, "stream": True}
+    with server.http.stream("POST", "/v1/completions", json=first, headers={"x-request-id": "same"}) as response:
+        next(response.iter_lines())
+        second = server.post(prompt="Two", **fields)  # while the first runs, and then the first is left
+    assert second.json()["usage"]["completion_tokens"] == 30
+    assert second.json()["choices"] == server.complete("Two", **fields)["choices"]
+
+
+def test_the_life_of_a_request_can_be_asked(server: Any) -> None:
+    body = server.complete("Hello", max_tokens=5, ignore_eos=True)
+    life = server.http.get(f"/debug/requests/{body['id']}").json()
+    assert life["output_tokens"] == 5
+    assert life["finish_reasons"] == ["length"]
+    kinds = [event["kind"] for event in life["events"]]
+    assert kinds[0] == "queued"
+    assert kinds[-1] == "finished"
+    assert body["id"] in [entry["id"] for entry in server.http.get("/debug/requests").json()["requests"]]
+    steps = server.http.get("/debug/steps", params={"limit": 3}).json()["steps"]
+    assert len(steps) == 3
+    assert steps[-1]["number"] > steps[0]["number"]
+    assert server.error(server.http.get("/debug/requests/none"), 404)["param"] == "request_id"
+    assert server.error(server.http.get("/debug/steps?limit=x"), 400)["param"] == "limit"
+    assert server.error(server.http.get("/debug/steps?limit=0"), 400)["param"] == "limit"
+
+
+def raw(server: Any, path: str, header: str | None) -> tuple[int, dict[str, str], Any]:
+    """A GET whose path and header are sent as they are."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+    connection.request("GET", path, headers={} if header is None else {"authorization": header})
+    response = connection.getresponse()
+    body = json.loads(response.read())
+    connection.close()
+    return response.status, dict(response.getheaders()), body
+
+
+@pytest.mark.parametrize(
+    "header", [None, "", "Bearer", "Bearer ", "Bearer wrong", "Basic right", "right", "Bearer right2"]
+)
+def test_without_the_key_everything_but_open_routes_is_a_401(keyed: Any, header: str | None) -> None:
+    tricks = [
+        "/nothing",
+        "//health",
+        "/health/",
+        "/HEALTH",
+        "/v1/../health",
+        "/health/../v1/models",
+        "/v1/models?key=right",
+    ]
+    for path in [*ROUTES, *tricks]:
+        status, headers, body = raw(keyed, path, header)
+        assert (status, body["error"]["code"]) == (401, "invalid_api_key"), path
+        assert headers["www-authenticate"] == "Bearer"
+        assert headers["x-request-id"]
+    for path in ("/health", "/ready", "/version", "/health?x=1", "/%68ealth"):
+        assert raw(keyed, path, header)[0] == 200
+
+
+def test_posts_and_preflights_need_the_key_too(keyed: Any) -> None:
+    for path in ("/v1/completions", "/v1/chat/completions"):
+        assert keyed.error(keyed.http.post(path, json={}), 401)
+        assert keyed.error(keyed.http.options(path), 401)
+    assert keyed.http.head("/health").status_code == 200
+    assert keyed.http.head("/info").status_code == 401
+
+
+@pytest.mark.parametrize("header", ["Bearer right", "bearer right", "BEARER  right", "Bearer other-key"])
+def test_with_a_key_everything_is_open(keyed: Any, header: str) -> None:
+    for path in ROUTES:
+        assert keyed.http.get(path, headers={"authorization": header}).status_code == 200
+
+
+def test_two_authorization_headers_are_none(keyed: Any) -> None:
+    headers = [("authorization", "Bearer wrong"), ("authorization", "Bearer right")]
+    assert keyed.http.get("/v1/models", headers=headers).status_code == 401
+
+
+def test_metrics_may_be_open(serving: Any) -> None:
+    with serving(api_keys=("right",), open_metrics=True) as server:
+        assert server.http.get("/metrics").status_code == 200
+        assert server.http.get("/info").status_code == 401
+
+
+@pytest.fixture(scope="module")
+def keyed(serving: Any) -> Any:
+    with serving(api_keys=("right", "other-key")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def small(serving: Any) -> Any:
+    with serving(max_body_bytes=10_000) as server:
+        yield server
+
+
+def test_a_body_up_to_the_limit_is_read(small: Any) -> None:
+    body = json.dumps({"model": small.model, "prompt": "Hello", "user": ""}).encode()
+    response = small.http.post("/v1/completions", content=body + b" " * (10_000 - len(body)),
+                               headers={"content-type": "application/json"})  # fmt: skip
+    assert response.status_code == 200
+
+
+@pytest.mark.parametrize("chunked", [True, False])
+@pytest.mark.parametrize("size", [10_001, 3_000_000])
+def test_a_larger_body_is_a_413(small: Any, size: int, chunked: bool) -> None:
+    pieces = (b" " * min(65536, size - start) for start in range(0, size, 65536))
+    content: Any = pieces if chunked else b" " * size
+    response = small.http.post("/v1/completions", content=content, headers={"content-type": "application/json"})
+    assert small.error(response, 413)["code"] == "request_too_large"
+    assert small.complete("Hello", max_tokens=1)
+
+
+def test_a_body_that_says_it_is_too_large_is_refused_unread(small: Any) -> None:
+    with socket.create_connection(("127.0.0.1", small.port), timeout=5) as connection:
+        connection.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            b"Content-Length: 536870912\r\nExpect: 100-continue\r\n\r\n"
+        )
+        answer = connection.recv(65536)
+    assert answer.startswith(b"HTTP/1.1 413 ")
+    assert b"connection: close" in answer
+
+
+def test_a_full_context_of_text_fits_the_default_limit(server: Any) -> None:
+    """Sixteen mebibytes are over a hundred bytes a token for a context of 128k tokens."""
+    assert server.state.max_body_bytes >= 128 * 1024 * 100
+    response = server.post(prompt="x" * 8_000_000)
+    assert server.error(response, 400)["code"] == "context_length_exceeded"
+
+
+def test_the_description_covers_the_bodies(server: Any) -> None:
+    description = server.http.get("/openapi.json").json()
+    for path, name in (("/v1/completions", "CompletionRequest"), ("/v1/chat/completions", "ChatCompletionRequest")):
+        schema = description["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+        assert schema == {"$ref": f"#/components/schemas/{name}"}
+        assert {"model", "temperature", "stream", "top_k"} <= set(
+            description["components"]["schemas"][name]["properties"]
+        )
+
+
+def test_a_client_that_leaves_in_the_middle_of_its_request_is_no_error(
+    server: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=5) as connection:
+        connection.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            b'Content-Length: 100\r\n\r\n{"model":'
+        )
+    assert server.complete("Hello", max_tokens=1)
+    assert not caplog.records
