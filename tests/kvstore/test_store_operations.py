@@ -1,0 +1,351 @@
+"""Random operations on the store, against a shadow that knows what is written in every page.
+
+The shadow keeps an array of token ids for the pages of each layer group, applies the drained copies and writes what a
+model would write. After each step every sequence must read its own tokens through its own row, and every node of the
+tree must find its path's tokens in its pages. Integrity is checked after every single operation.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import hypothesis.strategies as st
+import numpy as np
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from kvstore.node import Node
+from kvstore.pool import I32, NO_PAGE
+from kvstore.sequence import KVSequence
+from kvstore.store import KVStore, Pin
+from kvstore.tables import LayerGroup
+
+FULL = (LayerGroup("full"),)
+SLIDING = (LayerGroup("full"), LayerGroup("sliding", window=6, num_pages=9))
+MIXED = (LayerGroup("sliding", window=3), LayerGroup("full", num_pages=10), LayerGroup("other"))
+ONLY_SLIDING = (LayerGroup("sliding", window=5),)
+# page size, pages, sequences, longest, caching, groups
+SHAPES = [
+    (4, 12, 5, 64, True, FULL),
+    (4, 9, 6, 36, True, FULL),
+    (1, 24, 4, 40, True, FULL),
+    (16, 6, 4, 128, True, FULL),
+    (4, 14, 5, 64, True, SLIDING),
+    (2, 14, 4, 40, True, MIXED),
+    (4, 8, 4, 64, True, ONLY_SLIDING),
+    (4, 12, 5, 64, False, FULL),
+]
+STEMS = ([1, 1, 1, 1, 1, 1, 1, 1, 1, 1], [1, 1, 1, 2, 1, 1, 2, 2], [2, 2, 2, 2, 1, 1, 1, 1, 2])
+few_tokens = st.lists(st.integers(1, 2), max_size=12)
+operations = 0
+seen: Counter[str] = Counter()
+
+
+@dataclass(eq=False)
+class Live:
+    seq: KVSequence
+    tokens: list[int]
+    planned: int | None = None  # positions up to here are written by the next step
+
+
+class StoreOperations(RuleBasedStateMachine):
+    live: list[Live]
+
+    @initialize(shape=st.sampled_from(SHAPES))
+    def build(self, shape: tuple[int, int, int, int, bool, tuple[LayerGroup, ...]]) -> None:
+        size, pages, sequences, longest, caching, groups = shape
+        self.size = size
+        self.store = KVStore(
+            num_pages=pages,
+            page_size=size,
+            max_sequences=sequences,
+            max_model_len=longest,
+            prefix_caching=caching,
+            groups=groups,
+        )
+        self.memory = [np.full((pool.total, size), -1) for pool in self.store.pools]
+        self.live = []
+        self.pins: list[Pin] = []
+        self.refusals = 0  # for want of a slot: two are enough
+        self.spoken: list[list[int]] = []  # what was closed once, to come back to
+
+    def done(self, what: str) -> None:
+        global operations
+        operations += 1
+        seen[what] += 1
+        self.store.check_integrity()
+
+    def pick(self, index: int) -> Live:
+        return self.live[index % len(self.live)]
+
+    # -- operations -----------------------------------------------------------------------------------------------
+
+    @precondition(lambda self: self.store.tables.free_slots or self.refusals < 2)
+    @rule(
+        stem=st.integers(0, 7),
+        cut=st.sampled_from([None, 16, 9, 8, 7, 5, 4, 3]),
+        tail=few_tokens,
+        namespace=st.sampled_from("aab"),
+        cache=st.integers(0, 9),
+    )
+    def open(self, stem: int, cut: int | None, tail: list[int], namespace: str, cache: int) -> None:
+        stems = [*self.spoken[-6:], *STEMS]
+        tokens = [*stems[stem % len(stems)][:cut], *tail][: self.store.max_length()] or [1]
+        peek = self.store.match_length(_array(tokens), namespace)
+        with _Scribbled(tokens) as array:
+            seq = self.store.open(array, namespace, use_cache=cache > 0)
+        if seq is None:
+            assert len(self.live) == self.store.tables.rows[0].shape[0]
+            self.refusals += 1
+            return self.done("open: no slot")
+        assert seq.cached == seq.computed <= len(tokens) - 1
+        assert seq.cached in ((peek, peek - peek % self.size) if cache else (0,))
+        seen["hit"] += seq.cached > 0
+        seen["hit inside a page"] += seq.cached % self.size > 0
+        self.live.append(Live(seq, tokens))
+        return self.done("open")
+
+    @precondition(lambda self: self.live)
+    @rule(index=st.integers(0, 20), count=st.integers(1, 14), more=few_tokens)
+    def plan(self, index: int, count: int, more: list[int]) -> None:
+        one = self.pick(index)
+        if len(one.tokens) == one.seq.computed:
+            one.tokens.extend(more or [2])
+        length = min(one.seq.computed + count, len(one.tokens), self.store.max_model_len)
+        if length <= one.seq.computed:
+            return self.done("plan: full")
+        before = _fingerprint(one.seq)
+        if self.store.reserve(one.seq, length):
+            one.planned = length
+            return self.done("plan")
+        if all(group.window is None for group in self.store.groups):
+            assert _fingerprint(one.seq) == before
+        return self.done("plan: refused")
+
+    @precondition(lambda self: self.live)
+    @rule(counts=st.lists(st.integers(0, 20), min_size=3, max_size=6), commits=st.integers(0, 255), more=few_tokens)
+    def advance(self, counts: list[int], commits: int, more: list[int]) -> None:
+        """What the engine does: plan many, then a step."""
+        for i, count in enumerate(counts[: len(self.live)]):
+            self.plan(i, 1 + count, more)
+        self.step(commits)
+
+    @precondition(lambda self: any(one.planned for one in self.live))
+    @rule(commits=st.integers(0, 255))
+    def step(self, commits: int) -> None:
+        self.run_step()
+        for i, one in enumerate(self.live):
+            if one.planned is None:
+                continue
+            if commits >> (i % 8) & 1:
+                with _Scribbled(one.tokens) as array:
+                    self.store.commit(one.seq, array, one.planned)
+            else:
+                one.seq.computed = one.planned
+            one.planned = None
+        self.check_contents()
+        self.done("step")
+
+    @precondition(lambda self: self.live and self.store.tables.free_slots)
+    @rule(index=st.integers(0, 20), more=few_tokens)
+    def fork(self, index: int, more: list[int]) -> None:
+        one = self.pick(index)
+        child = self.store.fork(one.seq)
+        assert child is not None
+        one.planned = None
+        self.live.append(Live(child, one.tokens[: child.computed] + (more or [1])))
+        self.done("fork")
+
+    @precondition(lambda self: self.live)
+    @rule(index=st.integers(0, 20), back=st.sampled_from([0, 1, 2, 3, 9]), more=few_tokens)
+    def truncate(self, index: int, back: int, more: list[int]) -> None:
+        one = self.pick(index)
+        window = any(group.window is not None for group in self.store.groups)
+        length = one.seq.computed if window else max(0, one.seq.computed - back)
+        self.store.truncate(one.seq, length)
+        one.tokens = one.tokens[:length] + (more or [1])
+        one.planned = None
+        self.done("truncate")
+
+    @precondition(lambda self: self.live)
+    @rule(index=st.integers(0, 20))
+    def close(self, index: int) -> None:
+        self.finish(self.pick(index))
+        self.done("close")
+
+    @precondition(lambda self: self.store.stats().nodes > 5)
+    @rule()
+    def reset(self) -> None:
+        self.store.reset()
+        assert self.store.stats().evictable == 0 or self.live or self.pins
+        self.done("reset")
+
+    @precondition(lambda self: self.spoken and len(self.pins) < 2)
+    @rule(index=st.integers(0, 20), namespace=st.sampled_from("ab"))
+    def pin(self, index: int, namespace: str) -> None:
+        pin = self.store.pin(_array(self.spoken[index % len(self.spoken)]), namespace)
+        if pin is not None:
+            self.pins.append(pin)
+        self.done("pin" if pin else "pin: not there")
+
+    @precondition(lambda self: self.pins)
+    @rule()
+    def unpin(self) -> None:
+        self.store.unpin(self.pins.pop())
+        self.done("unpin")
+
+    # -- the end: nothing may be stuck ------------------------------------------------------------------------------
+
+    def teardown(self) -> None:
+        if not hasattr(self, "store"):
+            return
+        while self.pins:
+            self.store.unpin(self.pins.pop())
+        while len(self.live) > 1:
+            self.finish(self.live[0])
+        self.run_step()
+        if self.live:
+            self.grow_to_the_limit(self.live[0])
+            self.finish(self.live[0])
+        for pool in self.store.pools:
+            pool.drain_copies()
+        tally = self.store.stats()
+        assert (tally.used, tally.sequences) == (0, 0)
+        for eviction in self.store.evictions():
+            seen["hole" if eviction.group is not None else "eviction"] += 1
+            seen["last page won back"] += "last page" in eviction.reason
+        self.store.reset()
+        tally = self.store.stats()
+        assert (tally.free, tally.namespaces, tally.nodes) == (tally.total, 0, 0)
+        self.store.check_integrity()
+
+    def grow_to_the_limit(self, one: Live) -> None:
+        """A sequence that is alone reaches max_length, whatever has happened before."""
+        one.planned = None
+        one.tokens += [1] * self.store.max_model_len
+        while one.seq.computed < self.store.max_length():
+            length = min(self.store.max_length(), (one.seq.computed // self.size + 1) * self.size)
+            assert self.store.reserve(one.seq, length), f"stuck at {one.seq.computed} of {self.store.max_length()}"
+            one.planned = length
+            self.run_step()
+            one.seq.computed = length
+            self.check_contents()
+            self.store.check_integrity()
+
+    # -- the shadow -------------------------------------------------------------------------------------------------
+
+    def finish(self, one: Live) -> None:
+        self.live.remove(one)
+        if one.seq.computed:
+            self.spoken.append(one.tokens[: one.seq.computed])
+        with _Scribbled(one.tokens) as array:
+            self.store.close(one.seq, array, one.seq.computed)
+
+    def run_step(self) -> None:
+        for group, pairs in enumerate(self.store.drain_copies()):
+            seen["copies"] += len(pairs)
+            assert len(set(pairs[:, 1].tolist())) == len(pairs)
+            assert not set(pairs[:, 0].tolist()) & set(pairs[:, 1].tolist())
+            self.memory[group][pairs[:, 1]] = self.memory[group][pairs[:, 0]]
+        for one in self.live:
+            if one.planned is None:
+                continue
+            for group, pool in enumerate(self.store.pools):
+                for position in range(one.seq.computed, one.planned):
+                    page, offset = self.place(one.seq, group, position)
+                    assert pool.holds[page] == 1, "a page is written by one while another holds it"
+                    assert pool.cached[page] == 0, "a page is written that the tree keeps"
+                    self.memory[group][page, offset] = one.tokens[position]
+
+    def place(self, seq: KVSequence, group: int, position: int) -> tuple[int, int]:
+        slot = position - seq.dropped[group]
+        assert slot >= 0
+        return int(self.store.tables.rows[group][seq.slot, slot // self.size]), slot % self.size
+
+    def check_contents(self) -> None:
+        for group, memory in enumerate(self.memory):
+            window = self.store.groups[group].window
+            for one in self.live:
+                seq = one.seq
+                first = seq.dropped[group]
+                assert first <= max(0, seq.computed - (window or seq.computed)), "the window is not whole"
+                assert seq.physical_length(group) == seq.logical_length - first
+                row = self.store.tables.rows[group][seq.slot]
+                read = memory[row[: -(-(seq.computed - first) // self.size)]].reshape(-1)[: seq.computed - first]
+                assert read.tolist() == one.tokens[first : seq.computed]
+        if self.store.tree is not None:
+            for root in self.store.tree.roots.values():
+                self.check_node(root, [])
+
+    def check_node(self, node: Node, before: list[int]) -> None:
+        path = before + node.tokens.tolist()
+        base = node.start // self.size * self.size
+        for memory, pages in zip(self.memory, node.pages, strict=True):
+            for i, page in enumerate(pages.tolist()):
+                expected = path[base + i * self.size : base + (i + 1) * self.size]
+                assert page == NO_PAGE or memory[page, : len(expected)].tolist() == expected
+        for child in node.children.values():
+            self.check_node(child, path)
+
+
+class _Scribbled:
+    """An array of tokens that is overwritten afterwards: the store must not keep its caller's buffer."""
+
+    def __init__(self, tokens: list[int]) -> None:
+        self.array = _array(tokens)
+
+    def __enter__(self) -> I32:
+        return self.array
+
+    def __exit__(self, *_: object) -> None:
+        self.array[:] = 99
+
+
+def _array(tokens: list[int]) -> I32:
+    return np.array(tokens, dtype=np.int32)
+
+
+def _fingerprint(seq: KVSequence) -> tuple[object, ...]:
+    return seq.computed, seq.cached, seq.writable, tuple(seq.blocks), tuple(seq.dropped), seq.anchor
+
+
+def test_ten_thousand_random_operations_never_mix_lose_or_leak_a_page() -> None:
+    global operations
+    operations = 0
+    seen.clear()
+    run_state_machine_as_test(
+        StoreOperations,
+        settings=settings(
+            max_examples=400,
+            stateful_step_count=50,
+            deadline=None,
+            derandomize=True,
+            database=None,
+            phases=(Phase.generate, Phase.shrink),
+            report_multiple_bugs=False,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+    assert operations >= 10_000
+    for what in (
+        "hit",
+        "hit inside a page",
+        "copies",
+        "plan: refused",
+        "open: no slot",
+        "fork",
+        "truncate",
+        "reset",
+        "pin",
+        "eviction",
+        "hole",
+        "last page won back",
+    ):
+        assert seen[what] > 0, f"the run never saw: {what}"
