@@ -151,6 +151,16 @@ def test_a_running_request_is_gone_before_the_next_step_and_its_pages_are_back(t
     tools.run_engine(test)
 
 
+def test_what_a_step_gave_a_request_cancelled_meanwhile_is_dropped(tools: Any) -> None:
+    bench = tools.Bench()
+    bench.submit(tools.request("r", [1, 2, 3], max_tokens=2, n=2))
+    bench.step()
+    bench.runner.before = lambda batch: bench.requests.cancel("r")
+    bench.step()
+    answers = bench.answers("r")
+    assert [(a.finish_reason, len(a.tokens)) for a in answers.values()] == [("cancelled", 1)] * 2
+
+
 def test_a_storm_of_cancellations_leaks_nothing(tools: Any) -> None:
     rng = random.Random(5)
 
@@ -229,6 +239,22 @@ def test_a_burst_on_an_idle_engine_may_use_its_free_slots_too(tools: Any) -> Non
         await bench.engine.until_idle()
 
     tools.run_engine(test, max_num_seqs=4, max_queued_requests=2)
+
+
+def test_free_slots_do_not_count_while_somebody_waits_for_pages(tools: Any) -> None:
+    async def test(bench: Any) -> None:
+        bench.engine.submit([tools.request("large", range(30), max_tokens=10)])
+        bench.engine.submit([tools.request("next", range(30, 60), max_tokens=10)])
+        bench.hold()
+        await bench.in_step()
+        assert (bench.engine.running, bench.engine.waiting) == (1, 1)
+        bench.engine.submit([tools.request("a", [1])])
+        with pytest.raises(QueueFull):
+            bench.engine.submit([tools.request("b", [1])])
+        bench.release()
+        await bench.engine.until_idle()
+
+    tools.run_engine(test, num_pages=10, page_size=4, max_num_seqs=8, max_queued_requests=2)
 
 
 def test_the_queue_is_bounded_by_tokens_when_asked(tools: Any) -> None:
@@ -354,6 +380,66 @@ def test_a_step_that_raises_fails_those_in_it_and_nobody_else(tools: Any) -> Non
         assert (await finish(tools, bench, again))[0].text == tools.expected(again).text
 
     tools.run_engine(test, max_num_seqs=2)
+
+
+def test_steps_that_fail_now_and_then_do_not(tools: Any) -> None:
+    async def test(bench: Any) -> None:
+        def fail(batch: Any) -> None:
+            if 13 in batch.token_ids:
+                raise RuntimeError("a step that fails on purpose")
+
+        bench.runner.before = fail
+        for i in range(5):
+            bad, good = await finish(tools, bench, tools.request(f"b{i}", [13]), tools.request(f"g{i}", [14, 13 - 1]))
+            assert isinstance(bad.error, StepFailed)
+            good = (await finish(tools, bench, tools.request(f"h{i}", [2], max_tokens=1)))[0]
+            assert good.finish_reason == "length"
+        assert bench.engine.healthy
+
+    tools.run_engine(test)
+
+
+def test_nothing_that_was_cached_before_a_failed_step_is_trusted_after_it(tools: Any) -> None:
+    async def test(bench: Any) -> None:
+        prompt = list(range(20))
+        await finish(tools, bench, tools.request("warm", prompt))
+
+        def fail(batch: Any) -> None:
+            bench.runner.before = lambda batch: None
+            raise RuntimeError("a step that fails on purpose")
+
+        bench.runner.before = fail
+        await finish(tools, bench, tools.request("bad", [1]))
+        (answer,) = await finish(tools, bench, tools.request("again", prompt))
+        assert answer.cached_tokens == 0
+
+    tools.run_engine(test)
+
+
+def test_a_cancelled_request_ends_with_the_failed_step_it_was_not_part_of(tools: Any) -> None:
+    async def test(bench: Any) -> None:
+        hold = bench.runner.before
+
+        def fail_second(batch: Any) -> None:
+            if bench.runner.steps == 1:
+                hold(batch)
+                raise RuntimeError("a step that fails on purpose")
+
+        bench.runner.before = fail_second
+        bench.hold()
+        # Two choices decode in the second step, and leave no row for the other's prompt.
+        first, second = bench.engine.submit([tools.request("a", [1], n=2), tools.request("b", [2] * 9)])
+        await bench.in_step()
+        assert bench.engine.running == 3
+        bench.engine.cancel("b")
+        bench.release()
+        assert isinstance((await tools.read(first))[0].error, StepFailed)
+        assert (await tools.read(second))[0].finish_reason == "cancelled"
+        await bench.engine.until_idle()
+        assert [len(record.sequences) for record in bench.records] == [2, 2]
+        bench.assert_baseline()
+
+    tools.run_engine(test, max_num_batched_tokens=2)
 
 
 def test_steps_that_keep_failing_turn_the_engine_unhealthy(tools: Any) -> None:

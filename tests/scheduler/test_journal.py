@@ -87,7 +87,7 @@ def test_cached_tokens_count_once_for_each_prompt(tools: Any) -> None:
         await bench.engine.until_idle()
         assert sum(record.cached_tokens for record in bench.records) == 19
 
-    tools.run_engine(test, num_pages=16, page_size=4)
+    tools.run_engine(test, num_pages=16, page_size=4, max_num_seqs=2)
 
 
 def test_only_the_last_steps_and_requests_are_remembered(tools: Any) -> None:
