@@ -21,14 +21,14 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from scheduler.errors import OutOfPages
 from scheduler.request import I32, Sequence, Status
 from scheduler.state import State
 
 # How many neighbours in turn a sequence may wait for, so that a chain of them cannot hold it back for ever.
 MAX_HOLDS = 8
+# How many waiting sequences are compared with those neighbours in one step.
+MAX_LOOKS = 256
 
 
 @dataclass(slots=True)
@@ -114,6 +114,8 @@ def _admit_waiting(state: State, step: StepPlan, left: _Budget) -> None:
         sequence = state.waiting[position]
         if not left.tokens or (sequence.scoring and not left.scored):
             reason = "budget"
+        elif not prefixes.may_look(sequence):
+            reason = "queue"
         elif prefixes.hold(sequence):
             _note(step, sequence, "prefix")
             held += 1
@@ -167,19 +169,29 @@ def _displace(state: State, step: StepPlan, left: _Budget, sequence: Sequence) -
 
 
 class _PrefixesUnderWay:
-    """The running sequences whose prompt is still being computed, found by the first page of their tokens."""
+    """The running sequences that have more than a page of their prompt to compute.
+
+    Found by their first page, by how many tokens they have computed, and by the page and a token that come next:
+    whoever agrees in all three may share what is about to be computed. Nothing else is compared token by token.
+    """
 
     def __init__(self, state: State) -> None:
         self._state = state
         self._page_size = state.kv.page_size
-        self._by_first_page: dict[tuple[Hashable, bytes], list[Sequence]] = {}
+        self._leaders: dict[tuple[Hashable, bytes], dict[int, dict[bytes, list[Sequence]]]] = {}
+        self._looks = MAX_LOOKS
         for sequence in state.running:
-            if sequence.goal - sequence.computed > self._page_size:
-                self.add(sequence)
+            self.add(sequence)
 
     def add(self, sequence: Sequence) -> None:
-        if self._state.shares_prefixes(sequence):
-            self._by_first_page.setdefault(self._first_page(sequence), []).append(sequence)
+        if sequence.goal - sequence.computed > self._page_size and self._state.shares_prefixes(sequence):
+            by_computed = self._leaders.setdefault(self._first_page(sequence), {})
+            by_next = by_computed.setdefault(sequence.computed, {})
+            by_next.setdefault(self._after(sequence, sequence.computed), []).append(sequence)
+
+    def may_look(self, sequence: Sequence) -> bool:
+        """Whether `hold` can still be asked in this step: looking at a long queue must not take longer than a step."""
+        return self._looks > 0 or sequence.held_by is not None
 
     def hold(self, sequence: Sequence) -> bool:
         """Whether to let it wait: a running one is about to compute more than a page of what it needs and has not."""
@@ -188,13 +200,15 @@ class _PrefixesUnderWay:
             if leader.status is Status.RUNNING and leader.computed < sequence.held_until:
                 return True
             sequence.held_by = None
+        self._looks -= 1
         if sequence.holds >= MAX_HOLDS or not self._state.shares_prefixes(sequence):
             return False
         shared, leader = 0, None
-        for candidate in self._by_first_page.get(self._first_page(sequence), ()):
-            length = self._shared_ahead(candidate, sequence)
-            if length > shared:
-                shared, leader = length, candidate
+        for computed, by_next in self._leaders.get(self._first_page(sequence), {}).items():
+            for candidate in by_next.get(self._after(sequence, computed), ()):
+                length = common_prefix(candidate.tokens, sequence.tokens)
+                if length > shared:
+                    shared, leader = length, candidate
         if leader is None:
             return False
         cached = self._state.kv.match_length(sequence.tokens, sequence.request.namespace)
@@ -207,14 +221,8 @@ class _PrefixesUnderWay:
     def _first_page(self, sequence: Sequence) -> tuple[Hashable, bytes]:
         return sequence.request.namespace, sequence.tokens[: self._page_size].tobytes()
 
-    def _shared_ahead(self, leader: Sequence, sequence: Sequence) -> int:
-        """Tokens the two have in common; 0 when the leader has at most a page of them still to compute."""
-        first, last = leader.computed, leader.computed + self._page_size + 1
-        if last > min(leader.known, sequence.known):
-            return 0
-        if not np.array_equal(leader.buffer[first:last], sequence.buffer[first:last]):
-            return 0  # the usual case, without comparing everything before it
-        return common_prefix(leader.tokens, sequence.tokens)
+    def _after(self, sequence: Sequence, computed: int) -> bytes:
+        return sequence.tokens[computed : computed + self._page_size + 1].tobytes()
 
 
 def common_prefix(a: I32, b: I32) -> int:

@@ -104,6 +104,17 @@ def test_a_chain_of_urgent_neighbours_cannot_hold_a_request_back_for_ever(tools:
     assert bench.answers("victim")[0].text == tools.expected(tools.request("victim", PREFIX)).text
 
 
+def test_a_queue_too_long_to_look_at_in_one_step_is_looked_at_in_several(tools: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr("scheduler.plan.MAX_LOOKS", 3)
+    bench = tools.Bench(num_pages=1024, max_num_seqs=20, max_num_batched_tokens=201)
+    bench.submit(*[tools.request(f"r{i}", [*PREFIX, i, i], max_tokens=1) for i in range(10)])
+    assert bench.step().waiting_reasons == {"budget": 9}
+    bench.submit(tools.request("other", [9]))
+    assert bench.step().waiting_reasons == {"queue": 7}  # three have been looked at, and run
+    bench.run()
+    assert bench.runner.rows <= len(PREFIX) + 10 * 2 + 4 + 1
+
+
 def test_choices_share_one_computation_of_the_prompt(tools: Any) -> None:
     bench = tools.Bench(num_pages=1024)
     request = tools.request("r", PREFIX, n=5, temperature=1.0, max_tokens=6)
