@@ -37,6 +37,7 @@ _PYDANTIC_WORDS = (
     (re.compile(r"a valid dictionary( or instance of \w+)?"), "an object"),
     (re.compile(r"a valid integer"), "a whole number"),
     (re.compile(r"a valid (list|string|number|boolean)"), r"a \1"),
+    (re.compile(r"be None$"), "be null"),
     (re.compile(r" after validation, not .*"), ""),
 )
 

@@ -82,17 +82,17 @@ class Generation:
         self._first_token_at: float | None = None
         self._last_token_at = [0.0] * self._open
         self.requests = requests
-        starts = [len(echo.text) for echo in echoes] or [0] * len(requests)
-        self.choices = [
-            Choice(number, options, decoding.detokenizer(options.skip_special), starts[number // self._n])
-            for number in range(self._open)
-        ]
         self.prompt_tokens = sum(len(request.prompt) for request in requests)
         try:
             self._streams = engine.submit(requests)
         except engine_errors.Refused as error:
             metrics.outcomes["refused"].inc()
             raise refusal(error) from error
+        starts = [len(echo.text) for echo in echoes] or [0] * len(requests)
+        self.choices = [
+            Choice(number, options, decoding.detokenizer(options.skip_special), starts[number // self._n])
+            for number in range(self._open)
+        ]
 
     @property
     def finished(self) -> bool:

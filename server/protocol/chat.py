@@ -80,6 +80,8 @@ class Message(Fields):
     reasoning_content: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: Label | None = None
+    audio: None = None  # clients send back what they were given, nulls included
+    function_call: None = None
 
     def for_template(self) -> dict[str, Any]:
         """The message as templates see it: no nulls, arguments as objects, contents as strings."""

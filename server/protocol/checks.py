@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from server.errors import InvalidRequest, UnsupportedField, bounded, shown
+from server.errors import MAX_SHOWN_CHARS, InvalidRequest, UnsupportedField, bounded, shown
 from server.protocol.chat import ChatCompletionRequest
 from server.protocol.completions import CompletionRequest
 from server.protocol.fields import Fields, GenerationFields
@@ -97,8 +97,8 @@ REFUSED: Mapping[type[Fields], Mapping[str, Refusal]] = {
 }
 
 
-def check_names(body: Mapping[str, object], model: type[Fields], strict: bool) -> tuple[str, ...]:
-    """Refuse fields that are refused by name, and misspelt ones. Returns the names that are ignored."""
+def check_names(body: Mapping[str, object], model: type[Fields]) -> tuple[str, ...]:
+    """Refuse fields that are refused by name, and misspelt ones. Returns the names that are not known."""
     refused = REFUSED[model]
     unknown = []
     for name, value in body.items():
@@ -109,11 +109,29 @@ def check_names(body: Mapping[str, object], model: type[Fields], strict: bool) -
             unknown.append(name)
     for name in unknown[:MAX_NAMED_FIELDS]:
         meant = difflib.get_close_matches(bounded(name, 40), model.model_fields, n=1, cutoff=TYPO_SIMILARITY)
-        if meant or strict:
-            hint = f" Did you mean '{meant[0]}'?" if meant else ""
-            param = bounded(name, 60)
-            raise InvalidRequest(f"Unknown field {shown(name)}.{hint}", param=param, code="unknown_parameter")
+        if meant:
+            raise unknown_field(name, f" Did you mean '{meant[0]}'?")
     return tuple(unknown)
+
+
+def unknown_inside(request: GenerationFields) -> tuple[str, ...]:
+    """Names inside messages and options that are not known and hold something."""
+    places: list[tuple[str, Fields | None]] = [("stream_options", request.stream_options)]
+    if isinstance(request, ChatCompletionRequest):
+        places += [("messages[]", message) for message in request.messages]
+    found = {
+        f"{place}.{name}": None
+        for place, fields in places
+        for name, value in ((fields and fields.model_extra) or {}).items()
+        if value not in (None, "", [], {})
+    }
+    return tuple(found)
+
+
+def unknown_field(name: str, hint: str = "") -> InvalidRequest:
+    return InvalidRequest(
+        f"Unknown field {shown(name)}.{hint}", param=bounded(name, MAX_SHOWN_CHARS), code="unknown_parameter"
+    )
 
 
 def check_common(request: GenerationFields, limits: ServerLimits) -> None:

@@ -13,9 +13,9 @@ from scheduler.request import Request as EngineRequest
 from server.answer import json_response
 from server.body import read_json
 from server.choice import TextOptions
-from server.errors import bounded, from_validation
+from server.errors import InvalidRequest, bounded, from_validation
 from server.generation import ClientGone, Echo, Generation
-from server.protocol.checks import check_names, printable
+from server.protocol.checks import check_names, printable, unknown_field, unknown_inside
 from server.protocol.fields import GenerationFields
 from server.replies.head import Collected
 from server.state import ServerState
@@ -30,11 +30,14 @@ T = TypeVar("T", bound=GenerationFields)
 async def parsed(request: Request, state: ServerState, model: type[T]) -> tuple[T, dict[str, str]]:
     """The body, validated as far as its types say, and the headers that its answer gets."""
     body = await read_json(request, state.max_body_bytes)
-    ignored = check_names(body, model, state.limits.strict_fields)
+    ignored = check_names(body, model)
     try:
         fields = model.model_validate(body)
     except ValidationError as error:
         raise from_validation(error) from None
+    ignored += unknown_inside(fields)
+    if ignored and state.limits.strict_fields:
+        raise unknown_field(ignored[0])
     state.require_model(fields.model)
     if fields.request_id is not None and printable(fields.request_id):
         request.state.request_id = fields.request_id
@@ -56,7 +59,12 @@ def text_options(fields: GenerationFields, *, logprobs: bool) -> TextOptions:
 def generation(
     state: ServerState, requests: Sequence[EngineRequest], options: TextOptions, echoes: Sequence[Echo] = ()
 ) -> Generation:
-    """Hand the requests to the engine. Raises an APIError when it refuses."""
+    """Hand the requests to the engine. Raises an APIError when it refuses, or would never take that many at once."""
+    limits = state.engine.limits
+    most, wanted = limits.max_num_seqs + limits.max_queued_requests, sum(request.n for request in requests)
+    if wanted > most:
+        param = "n" if requests[0].n > 1 else "prompt"
+        raise InvalidRequest(f"The request asks for {wanted} choices, and at most {most} can be taken.", param=param)
     return Generation(
         state.engine, state.metrics, state.tokenizing.decoding, requests, options, echoes, clock=state.clock
     )

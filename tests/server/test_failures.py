@@ -68,9 +68,22 @@ def test_a_full_queue_is_a_429_that_says_when_to_come_back(serving: Any) -> None
         for thread in threads:
             thread.join(20)
         server.assert_baseline()
-        # Choices and prompts count by their number.
-        assert server.error(server.post(prompt=["a", "b", "c"], n=2), 429)
         assert server.complete("Hello", max_tokens=1)
+
+
+def test_choices_count_by_their_number(serving: Any) -> None:
+    with serving(limits={"max_num_seqs": 2, "max_queued_requests": 3}) as server:
+        assert len(server.complete(["a", "b"], n=2, max_tokens=2)["choices"]) == 4
+        error = server.error(server.post(prompt=["a", "b", "c"], n=2), 400)
+        assert (error["param"], "6 choices" in error["message"]) == ("n", True)
+        assert server.error(server.post(prompt=["a"] * 6), 400)["param"] == "prompt"
+        server.runner.gate.clear()
+        thread = threading.Thread(target=lambda: server.complete(["a", "b"], max_tokens=2))
+        thread.start()
+        server.wait_until(lambda: server.engine.running == 2)
+        assert server.error(server.post(prompt=["a", "b"], n=2), 429)
+        server.runner.gate.set()
+        thread.join(20)
 
 
 def test_a_server_that_drains_refuses_new_work_and_is_not_ready(serving: Any) -> None:

@@ -62,6 +62,11 @@ BAD_CHATS: list[tuple[dict[str, Any], str]] = [
     ({"messages": [*HELLO, {"role": "user", "content": [{"type": "text"}]}]}, "messages[1].content"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "messages[0].content"),
     ({"messages": HELLO * 5000}, "messages"),
+    ({"messages": [*HELLO, {"role": "assistant", "content": "", "audio": {"id": "x"}}]}, "messages[1].audio"),
+    (
+        {"messages": [*HELLO, {"role": "assistant", "content": "", "function_call": {"name": "f"}}]},
+        "messages[1].function_call",
+    ),
     ({"messages": [{"role": "assistant", "content": "Hello"}]}, "messages"),  # the template's own refusal
     (
         {"messages": [*HELLO, {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]},
@@ -296,10 +301,18 @@ def test_unknown_fields_are_named_in_a_header(server: Any) -> None:
     assert response.headers["x-octavo-ignored"] == "frobnicate,x-ray"
 
 
+def test_unknown_fields_inside_are_named_too(server: Any) -> None:
+    echoed = {"role": "assistant", "content": "Hi", "annotations": [], "audio": None, "mood": "good", "refusal": None}
+    response = server.post(CHAT, messages=[*HELLO, echoed, {**echoed, "x": 1}, *HELLO], max_tokens=1)
+    assert response.headers["x-octavo-ignored"] == "messages[].mood,messages[].x"
+
+
 def test_a_strict_server_refuses_unknown_fields(serving: Any) -> None:
     with serving(server_limits={"strict_fields": True}) as server:
         error = server.error(server.post(prompt="Hello", frobnicate=True), 400)
         assert (error["param"], error["code"]) == ("frobnicate", "unknown_parameter")
+        error = server.error(server.post(CHAT, messages=[{**HELLO[0], "mood": "good"}]), 400)
+        assert error["param"] == "messages[].mood"
 
 
 def test_a_typo_is_answered_with_what_was_meant(server: Any) -> None:
