@@ -109,7 +109,7 @@ def test_a_queue_too_long_to_look_at_in_one_step_is_looked_at_in_several(tools: 
     bench = tools.Bench(num_pages=1024, max_num_seqs=20, max_num_batched_tokens=201)
     bench.submit(*[tools.request(f"r{i}", [*PREFIX, i, i], max_tokens=1) for i in range(10)])
     assert bench.step().waiting_reasons == {"budget": 9}
-    bench.submit(tools.request("other", [9]))
+    bench.submit(tools.request("other", [9], max_tokens=1))
     assert bench.step().waiting_reasons == {"queue": 7}  # three have been looked at, and run
     bench.run()
     assert bench.runner.rows <= len(PREFIX) + 10 * 2 + 4 + 1
