@@ -73,7 +73,7 @@ def test_no_client_makes_new_series(fresh: Any) -> None:
     fresh.http.put("/health")
     fresh.post(prompt="x", n=0)
     before = series(fresh)
-    for number in range(50):
+    for number in range(20):
         fresh.http.get(f"/random/{number}")
         fresh.http.request("PUT", f"/other/{number}")
         fresh.complete(f"Prompt {number}", max_tokens=1, user=f"user-{number}", request_id=f"id-{number}")
