@@ -56,7 +56,7 @@ def test_leaving_a_stream_ends_its_generation(server: Any, connect: Connect, fie
     read_events(connection, 3)
     assert server.engine.running
     connection.close()
-    server.wait_until(lambda: server.engine.running == 0, 1.0)
+    server.wait_until(lambda: server.engine.running == 0, 3.0)
     server.assert_baseline()
     assert cancelled(server) == before + 1
 
@@ -70,7 +70,7 @@ def test_leaving_before_the_first_token_ends_it_too(server: Any, connect: Connec
     time.sleep(0.05)  # for the server to notice; the step in flight cannot be stopped
     steps = server.engine.steps
     server.runner.gate.set()
-    server.wait_until(lambda: server.engine.running == 0, 1.0)
+    server.wait_until(lambda: server.engine.running == 0, 3.0)
     assert server.engine.steps <= steps + 1, "not one step more was spent on it"
 
 
@@ -79,7 +79,7 @@ def test_leaving_a_whole_answer_ends_its_generation(server: Any, connect: Connec
     connection = connect(server)
     server.wait_until(lambda: server.engine.running > 0)
     connection.close()
-    server.wait_until(lambda: server.engine.running == 0, 1.0)
+    server.wait_until(lambda: server.engine.running == 0, 3.0)
 
 
 def test_a_half_closed_connection_counts_as_left(server: Any, connect: Connect) -> None:
@@ -87,7 +87,7 @@ def test_a_half_closed_connection_counts_as_left(server: Any, connect: Connect) 
     connection = connect(server, stream=True)
     read_events(connection, 2)
     connection.shutdown(socket.SHUT_WR)
-    server.wait_until(lambda: server.engine.running == 0, 1.0)
+    server.wait_until(lambda: server.engine.running == 0, 3.0)
     connection.close()
 
 
