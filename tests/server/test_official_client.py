@@ -176,4 +176,4 @@ def test_leaving_the_async_clients_stream_cancels(server: Any) -> None:
             await stream.close()
 
     asyncio.run(main())
-    server.wait_until(lambda: server.engine.running == 0, 1.0)
+    server.wait_until(lambda: server.engine.running == 0, 3.0)
