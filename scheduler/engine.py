@@ -267,6 +267,8 @@ class Engine:
                 logger.error("admitting %r failed", sequence, exc_info=error)
                 error = SequenceFailed(f"{type(error).__name__}: {error}")
             self._requests.fail(sequence.request.id, error, keep=False)
+        if planned.failed:
+            planned.drop_ended()
         if planned.sequences:
             try:
                 return build(planned, self._state)

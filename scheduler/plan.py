@@ -43,6 +43,11 @@ class StepPlan:
     waits: list[tuple[Sequence, str]] = field(default_factory=list)  # whose reason to wait has changed
     waiting_reasons: dict[str, int] = field(default_factory=dict)  # sequences by why they were not admitted
 
+    def drop_ended(self) -> None:
+        """Leave out what has ended since: choices of a request of which another one failed."""
+        kept = [i for i, sequence in enumerate(self.sequences) if sequence.status is Status.RUNNING]
+        self.sequences, self.rows = [self.sequences[i] for i in kept], [self.rows[i] for i in kept]
+
 
 class _Budget:
     """The rows left in this step. Rows with prompt logprobs have a bound of their own."""

@@ -18,6 +18,7 @@ from scheduler.errors import (
     SequenceFailed,
     StepFailed,
 )
+from scheduler.request import derive_seed
 
 
 async def finish(tools: Any, bench: Any, *requests: Any) -> list[Any]:
@@ -352,6 +353,34 @@ def test_a_request_that_cannot_be_admitted_gets_an_error(tools: Any) -> None:
         assert good.finish_reason == "length"
 
     tools.run_engine(test)
+
+
+def test_a_choice_that_cannot_be_admitted_takes_its_own_request_with_it_only(tools: Any, monkeypatch: Any) -> None:
+    async def test(bench: Any) -> None:
+        choices = tools.request("choices", [1, 2, 3], n=3, temperature=1.0, max_tokens=30)
+        state = bench.engine._state.sampling
+        opened = []
+
+        def open_slot(slot: int, params: Any, *tokens: Any) -> None:
+            opened.append(params.seed)
+            if params.seed == derive_seed(choices.params.seed, 2):
+                raise RuntimeError("a fault on purpose")
+            original(slot, params, *tokens)
+
+        original = state.open
+        monkeypatch.setattr(state, "open", open_slot)
+        neighbour = tools.request("neighbour", [9], seed=8, max_tokens=40)
+        short = [tools.request(f"s{i}", [i], max_tokens=2) for i in range(2)]
+        streams = bench.engine.submit([neighbour, *short, choices])
+        answers = [await tools.read(stream) for stream in streams]
+        assert answers[0][0].text == tools.expected(neighbour).text
+        assert [type(answer.error) for answer in answers[3].values()] == [SequenceFailed] * 3
+        assert opened[-2:] == [derive_seed(choices.params.seed, i) for i in (1, 2)]  # in one plan
+        assert all(record.error is None for record in bench.records)
+        await bench.engine.until_idle()
+        bench.assert_baseline()
+
+    tools.run_engine(test, max_num_seqs=4)
 
 
 def test_a_step_that_raises_fails_those_in_it_and_nobody_else(tools: Any) -> None:
