@@ -36,7 +36,8 @@ SECONDS = (
 STEP_SECONDS = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
-disable_created_metrics()  # a second series for each, which nobody asks for
+# A second series for each, which nobody asks for.
+disable_created_metrics()  # type: ignore[no-untyped-call]
 
 OUTCOMES = ("stop", "length", "cancelled", "error", "refused")
 
