@@ -26,11 +26,11 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from kvstore.errors import IntegrityError
 from kvstore.node import Node
 from kvstore.pool import I32, NO_PAGE, PagePool
+from kvstore.runs import common_length, count_until, first_of
 
 EXTENDABLE_TOKENS = 4096  # a longer leaf gets a child instead of growing in place: appending stays O(1)
 EVICTIONS_REMEMBERED = 128
@@ -78,24 +78,20 @@ class RadixTree:
 
     # -- looking up ---------------------------------------------------------------------------------------------
 
-    def match(self, namespace: Hashable, tokens: I32, limit: int, *, touch: bool = True) -> tuple[Node | None, int]:
-        """The longest usable prefix of tokens[:limit]: the deepest node it enters, and its length."""
+    def match(self, namespace: Hashable, tokens: I32, limit: int) -> tuple[Node | None, int]:
+        """The longest usable prefix of tokens[:limit]: the deepest node it enters, and its length. Changes nothing."""
         node = self.roots.get(namespace)
         if node is None:
             return None, 0
         depth = 0
-        whole = node  # the deepest node that is matched to its end
         while depth < limit:
             child = node.children.get(int(tokens[depth]))
             if child is None:
                 break
-            depth += _common(child.tokens, tokens[depth:limit])
+            depth += common_length(child.tokens, tokens[depth:limit])
             node = child
             if depth < child.end:
                 break
-            whole = child
-        if touch:
-            self._touch(whole)
         if self._windowed:
             depth = self._usable(node, depth)
             while node.start >= depth and node.parent is not None:
@@ -118,7 +114,10 @@ class RadixTree:
         return pages
 
     def anchor(self, node: Node | None, end: int) -> Node | None:
-        """The node on the path to `node` that ends exactly at `end`, split off if need be; None for an end of 0."""
+        """The node on the path to `node` that ends exactly at `end`, split off if need be; None for an end of 0.
+
+        It counts as used now.
+        """
         if not end or node is None:
             return None
         while node.start >= end:
@@ -154,7 +153,7 @@ class RadixTree:
             child = node.children.get(int(tokens[depth]))
             if child is None:
                 break
-            depth += _common(child.tokens, tokens[depth:end])
+            depth += common_length(child.tokens, tokens[depth:end])
             for group in self._windowed:
                 self._fill_holes(child, group, depth, pages[group], base)
             if depth < child.end and not (close and depth == end):
@@ -254,8 +253,8 @@ class RadixTree:
         freed = [
             pool.uncache(run[keep:][run[keep:] != NO_PAGE]) for pool, run in zip(self._pools, leaf.pages, strict=True)
         ]
-        leaf.pages = [_first(run, keep) for run in leaf.pages]
-        leaf.tokens = _first(leaf.tokens, end - leaf.start)
+        leaf.pages = [first_of(run, keep) for run in leaf.pages]
+        leaf.tokens = first_of(leaf.tokens, end - leaf.start)
         leaf.end = end
         self._list(leaf)
         return freed
@@ -294,7 +293,7 @@ class RadixTree:
             pages = node.pages[group]
             idle = np.flatnonzero((pages != NO_PAGE) & (pool.holds[pages] == 0))
             if idle.size:
-                idle = idle[: _until(pool.cached[pages[idle]] == 1, need - pool.free)]
+                idle = idle[: count_until(pool.cached[pages[idle]] == 1, need - pool.free)]
                 freed = [0] * len(self._pools)
                 freed[group] = pool.uncache(pages[idle])
                 pages[idle] = NO_PAGE
@@ -469,22 +468,3 @@ class RadixTree:
             self._pools[group].cache(ours[filled])
             theirs[filled] = ours[filled]
             self._list(node)
-
-
-def _common(run: I32, tokens: I32) -> int:
-    """How many tokens two runs share from their beginning."""
-    length = min(run.size, tokens.size)
-    different = run[:length] != tokens[:length]
-    first = int(different.argmax()) if length else 0
-    return first if length and different[first] else length
-
-
-def _first(run: I32, length: int) -> I32:
-    """run[:length], as a view unless that would keep a much longer run in memory."""
-    owner = run if run.base is None else run.base
-    return run[:length] if isinstance(owner, np.ndarray) and owner.size <= 2 * length else run[:length].copy()
-
-
-def _until(gains: npt.NDArray[np.bool_], wanted: int) -> int:
-    """How many entries to take from the front to gain `wanted`; all of them if that is not enough."""
-    return min(gains.size, int(np.searchsorted(np.cumsum(gains), wanted)) + 1)

@@ -110,7 +110,7 @@ class KVStore:
         """How many tokens `open` could find, without touching anything."""
         if self.tree is None or not len(tokens):
             return 0
-        return self.tree.match(namespace, tokens, len(tokens) - 1, touch=False)[1]
+        return self.tree.match(namespace, tokens, len(tokens) - 1)[1]
 
     def reserve(self, seq: KVSequence, length: int) -> bool:
         """See that positions [computed, length) have pages that nobody else reads. All or nothing.

@@ -317,6 +317,20 @@ def test_a_common_trunk_outlives_its_branches() -> None:
     assert store.match_length(np.concatenate((trunk, text(5, 8)))) == 16
 
 
+def test_a_leaf_too_long_to_grow_shares_the_page_it_ends_in_with_its_first_child(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("kvstore.radix.EXTENDABLE_TOKENS", 4)
+    store = make(pages=8)
+    tokens = text(1, 20)
+    for length, known in ((6, 0), (7, 6), (14, 7), (20, 14)):
+        assert remember(store, tokens[:length]) == known
+    assert store.stats().nodes > 2
+    assert store.stats().free == 3, "five pages for twenty tokens, however they came"
+    assert store.reserve(begin(store, text(2, 16)), 16)
+    assert store.match_length(tokens) == 16
+
+
 def test_what_is_in_use_is_never_evicted() -> None:
     store = make(pages=6)
     tokens = text(1, 16)
@@ -379,6 +393,17 @@ def test_a_prompt_that_fills_the_whole_pool_fits_next_to_its_own_cached_copy() -
         store.check_integrity()
 
 
+def test_part_of_a_page_is_left_out_where_the_page_copied_from_would_stand_in_the_way() -> None:
+    store = make(pages=5)
+    remember(store, text(1, 6))
+    tokens = np.concatenate((text(1, 6), text(2, 14)))
+    assert store.match_length(tokens) == 6
+    seq = begin(store, tokens)
+    assert seq.cached == 4
+    assert store.reserve(seq, 20)
+    store.check_integrity()
+
+
 def test_a_sequence_alone_writes_into_its_last_page_though_the_tree_has_it_too() -> None:
     store = make(pages=3)
     tokens = text(1, 12)
@@ -431,7 +456,7 @@ def test_evicting_among_a_hundred_thousand_leaves_takes_as_many_operations_as_am
             tree.insert(None, None, toks(i), 1, [pages[i : i + 1]], close=True)
         store.pools[0].release(pages)
         for i in range(leaves):  # use all of them once more, the odd ones first
-            tree.match(None, toks((2 * i + 1) % (leaves + 1)), 1)
+            tree.anchor(*tree.match(None, toks((2 * i + 1) % (leaves + 1)), 1))
         assert store.stats().evictable == leaves
 
         def take(store: KVStore = store) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import hypothesis.strategies as st
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -316,8 +317,9 @@ def _fingerprint(seq: KVSequence) -> tuple[object, ...]:
     return seq.computed, seq.cached, seq.writable, tuple(seq.blocks), tuple(seq.dropped), seq.anchor
 
 
-def test_ten_thousand_random_operations_never_mix_lose_or_leak_a_page() -> None:
+def test_ten_thousand_random_operations_never_mix_lose_or_leak_a_page(monkeypatch: pytest.MonkeyPatch) -> None:
     global operations
+    monkeypatch.setattr("kvstore.radix.EXTENDABLE_TOKENS", 9)  # so that both ways of growing occur
     operations = 0
     seen.clear()
     run_state_machine_as_test(
