@@ -1,1 +1,1 @@
-"""Where every key and value lives: page pool, page tables, radix tree. Knows page ids and tokens, not what they mean."""
+"""Where every key and value lives: page pool, page tables, radix tree. Knows pages and tokens, not their meaning."""
