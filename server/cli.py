@@ -17,6 +17,7 @@ from config.settings import Settings
 from config.version import VERSION
 from models.errors import ModelError
 from scheduler.errors import SchedulerError
+from server import evaluate
 
 _EPILOG = (
     "Every flag has an environment twin (--max-model-len: OCTAVO_MAX_MODEL_LEN) and a key in the YAML file given by "
@@ -31,6 +32,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     try:
         namespace, unknown = parser.parse_known_args(arguments)
+        if namespace.command == "eval":
+            if unknown:
+                parser.error(f"unexpected argument {unknown[0]!r}: `octavo eval --help` lists the flags")
+            return evaluate.run(namespace)
         refuse_unknown(unknown)
         flags = vars(namespace)
         flags.pop("command")
@@ -51,6 +56,12 @@ def _parser() -> Parser:
         "serve", help="serve a model", description="Serve a model until interrupted.", epilog=_EPILOG
     )
     add_settings(serve)
+    evaluation = commands.add_parser(
+        "eval",
+        help="measure what the weights formats cost in accuracy",
+        description="Compare each weights format with float32 on plain English; exit code 1 when a limit is missed.",
+    )
+    evaluate.add_arguments(evaluation)
     return parser
 
 
