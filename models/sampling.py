@@ -51,6 +51,8 @@ class SamplingParams:
     frequency_penalty: float = 0.0  # over output tokens
     repetition_penalty: float = 1.0  # over prompt and output tokens
     logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None  # nothing else may be chosen; None for no such limit
+    bad_words: tuple[tuple[int, ...], ...] = ()  # runs of output tokens not to be completed while there is a choice
     logprobs: int | None = None  # alternatives wanted beside each sampled token; None for no logprobs at all
     prompt_logprobs: int | None = None  # the same for prompt tokens
     max_tokens: int = 16

@@ -15,7 +15,9 @@ already takes several tokens of one slot at once.
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +27,9 @@ from models.sampling import F32, I32, I64, IN_PROMPT, SamplingBatch, SamplingPar
 GREEDY_BELOW = 1e-5  # a temperature under this is 0: even ties between equal logits are then settled as greedy does
 FIRST_COUNT_ROWS = 4
 ALWAYS = np.iinfo(np.int32).max
+# What completing a bad word costs: more than any logit and bias can make up for, yet finite, so that a token remains
+# when everything else is forbidden.
+BAD_WORD_BIAS = np.float32(-1e5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +39,19 @@ class _Biases:
     tokens: I32
     values: F32
     until: I32
+
+
+@dataclass(frozen=True, slots=True)
+class _Words:
+    """The bad words of one slot that have several tokens, and as many of its last outputs as they can begin with."""
+
+    words: tuple[tuple[int, ...], ...]
+    tail: deque[int]
+
+    def completing(self) -> list[int]:
+        """The tokens that would complete one."""
+        tail = tuple(self.tail)
+        return sorted({word[-1] for word in self.words if tail[1 - len(word) :] == word[:-1]})
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +102,7 @@ class SamplingState:
         self._counts: I32 = np.zeros((0, vocab_size), np.int32)
         self._free_count_rows: list[int] = []
         self._biases: dict[int, _Biases] = {}
+        self._words: dict[int, _Words] = {}
         self._cached: tuple[bytes, _Rows] | None = None
 
     def open(self, slot: int, params: SamplingParams, prompt: I32, outputs: I32) -> None:
@@ -113,6 +132,9 @@ class SamplingState:
         self._outputs[slot] = len(outputs)
         if biases is not None:
             self._biases[slot] = biases
+        if words := tuple(word for word in params.bad_words if len(word) > 1):
+            longest = max(map(len, words)) - 1
+            self._words[slot] = _Words(words, deque(outputs[-longest:].tolist(), longest))
         if counts is not None:
             row = self._take_count_row()
             self._count_row[slot] = row
@@ -129,6 +151,7 @@ class SamplingState:
             self._free_count_rows.append(int(self._count_row[slot]))
             self._count_row[slot] = -1
         self._biases.pop(slot, None)
+        self._words.pop(slot, None)
 
     def append(self, slots: I32, tokens: I32) -> None:
         """Sampled tokens became part of these sequences' outputs; a slot may occur several times.
@@ -144,6 +167,10 @@ class SamplingState:
         if rows.max() >= 0:
             counted = rows >= 0
             np.add.at(self._counts, (rows[counted], tokens[counted]), 1)
+        if self._words:
+            for slot, token in zip(slots.tolist(), tokens.tolist(), strict=True):
+                if slot in self._words:
+                    self._words[slot].tail.append(token)
 
     def batch(self, slots: I32, positions: I32, targets: I32) -> SamplingBatch:
         """The parameters of one step: for each logit row its slot, the index in the sequence of the token being chosen,
@@ -160,6 +187,8 @@ class SamplingState:
             holds = self._outputs[rows.bias_slot] < rows.bias_until
             if not holds.all():
                 bias_row, bias_token, bias_value = bias_row[holds], bias_token[holds], bias_value[holds]
+        if self._words:
+            bias_row, bias_token, bias_value = self._with_bad_words(slots, targets, bias_row, bias_token, bias_value)
         return SamplingBatch(
             temperature=rows.temperature,
             top_p=rows.top_p,
@@ -227,24 +256,54 @@ class SamplingState:
             until if until.min() != ALWAYS else None,
         )
 
+    def _with_bad_words(
+        self, slots: I32, targets: I32, rows: I32 | None, tokens: I32 | None, values: F32 | None
+    ) -> tuple[I32 | None, I32 | None, F32 | None]:
+        """The biases with those against completing a bad word, in the order of the rows."""
+        found = [
+            (row, token)
+            for row, slot in enumerate(slots.tolist())
+            if slot in self._words and targets[row] < 0
+            for token in self._words[slot].completing()
+        ]
+        if not found:
+            return rows, tokens, values
+        added = np.array(found, np.int32)
+        against = np.full(len(added), BAD_WORD_BIAS, np.float32)
+        if rows is None or tokens is None or values is None:
+            return added[:, 0].copy(), added[:, 1].copy(), against
+        rows = np.concatenate([rows, added[:, 0]])
+        order = rows.argsort(kind="stable")
+        return rows[order], np.concatenate([tokens, added[:, 1]])[order], np.concatenate([values, against])[order]
+
     def _biases_of(self, params: SamplingParams) -> _Biases | None:
-        """logit_bias for good, and eos and stop tokens forbidden until min_tokens."""
-        for token, _ in params.logit_bias:
+        """logit_bias, bad words of one token and all that is not allowed for good, and eos and stop tokens forbidden
+        until min_tokens: unless nothing else is allowed, for then they have to be chosen, and do not end anything."""
+        singles = [word[0] for word in params.bad_words if len(word) == 1]
+        biased_tokens = (token for token, _ in params.logit_bias)
+        for token in chain(biased_tokens, params.allowed_token_ids or (), *params.bad_words):
             if not 0 <= token < self._vocab_size:
-                raise ValueError(f"logit_bias names token {token}, outside the vocabulary of {self._vocab_size}")
-        forbidden = sorted(
-            {t for t in (*self._eos, *params.stop_token_ids) if 0 <= t < self._vocab_size}
-            if params.min_tokens > 0
-            else ()
-        )
-        tokens = [token for token, _ in params.logit_bias] + forbidden
-        if not tokens:
+                raise ValueError(f"token {token} is outside the vocabulary of {self._vocab_size}")
+        forbidden: set[int] = set()
+        if params.min_tokens > 0:
+            forbidden = {t for t in (*self._eos, *params.stop_token_ids) if 0 <= t < self._vocab_size}
+        outside = np.zeros(self._vocab_size, np.bool_)
+        if params.allowed_token_ids is not None:
+            outside[:] = True
+            outside[list(params.allowed_token_ids)] = False
+            if forbidden.issuperset(params.allowed_token_ids):
+                forbidden = set()
+        never = np.flatnonzero(outside).astype(np.int32)
+        biased = [token for token, _ in params.logit_bias] + singles
+        values = [value for _, value in params.logit_bias] + [BAD_WORD_BIAS] * len(singles)
+        if not biased and not never.size and not forbidden:
             return None
-        return _Biases(
-            np.array(tokens, np.int32),
-            np.array([value for _, value in params.logit_bias] + [-np.inf] * len(forbidden), np.float32),
-            np.array([ALWAYS] * len(params.logit_bias) + [params.min_tokens] * len(forbidden), np.int32),
-        )
+        tokens = np.concatenate([np.array([*biased, *sorted(forbidden)], np.int32), never])
+        until = np.full(len(tokens), ALWAYS, np.int32)
+        until[len(biased) : len(biased) + len(forbidden)] = params.min_tokens
+        bias = np.full(len(tokens), -np.inf, np.float32)
+        bias[: len(values)] = values
+        return _Biases(tokens, bias, until)
 
     def _take_count_row(self) -> int:
         if not self._free_count_rows:

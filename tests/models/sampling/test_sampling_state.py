@@ -98,6 +98,35 @@ def test_eos_and_stop_tokens_are_forbidden_until_min_tokens() -> None:
     assert biases(one_batch(state, 1)) == always
 
 
+def test_only_allowed_tokens_are_left() -> None:
+    state = SamplingState(2, VOCAB, EOS)
+    state.open(0, SamplingParams(seed=0, allowed_token_ids=(3, 7, 3), logit_bias=((3, 1.0),)), ints(1), ints())
+    others = {(0, token, -INF) for token in range(VOCAB) if token not in (3, 7)}
+    assert biases(one_batch(state, 0)) == others | {(0, 3, 1.0)}
+    # Ends that are all there is to choose are chosen, also before min_tokens.
+    state.open(1, SamplingParams(seed=0, allowed_token_ids=EOS, min_tokens=5), ints(1), ints())
+    assert biases(one_batch(state, 1)) == {(0, token, -INF) for token in range(VOCAB) if token not in EOS}
+
+
+def test_a_bad_word_is_not_completed() -> None:
+    state = SamplingState(3, VOCAB, EOS)
+    params = SamplingParams(seed=0, bad_words=((9,), (4, 5), (3, 4, 6), (3, 4, 5)), logit_bias=((8, 2.0),))
+    state.open(0, params, ints(3, 4), ints())
+    state.open(1, SamplingParams(seed=0, logit_bias=((1, 1.0),)), ints(1), ints())
+    state.open(2, SamplingParams(seed=0, bad_words=((2, 2),)), ints(2), ints(2))
+    always = {(0, 9, -1e5), (0, 8, 2.0)}
+    assert biases(one_batch(state, 0, 1)) == always | {(1, 1, 1.0)}  # a prompt begins no word of the output
+    state.append(ints(0, 0), ints(1, 4))
+    assert biases(one_batch(state, 0)) == always | {(0, 5, -1e5)}
+    state.append(ints(0, 0, 1), ints(3, 4, 4))
+    expected = {(1, token, value) for _, token, value in always | {(0, 5, -1e5), (0, 6, -1e5)}}
+    assert biases(one_batch(state, 2, 0, 1)) == expected | {(0, 2, -1e5), (2, 1, 1.0)}
+    assert biases(one_batch(state, 0, targets=ints(5))) == set()
+    state.close(0)
+    state.open(0, params, ints(3, 4), ints(7, 4))  # after a preemption
+    assert biases(one_batch(state, 0)) == always | {(0, 5, -1e5)}
+
+
 def test_ignore_eos_leaves_sampling_alone() -> None:
     state = SamplingState(1, VOCAB, EOS)
     state.open(0, SamplingParams(seed=0, ignore_eos=True), ints(), ints())
@@ -138,6 +167,9 @@ def test_what_cannot_be_is_refused_and_changes_nothing() -> None:
     state = SamplingState(2, VOCAB, EOS)
     with pytest.raises(ValueError, match="token 50"):
         state.open(0, SamplingParams(seed=0, logit_bias=((VOCAB, 1.0),)), ints(), ints())
+    for limits in ({"allowed_token_ids": (1, VOCAB)}, {"bad_words": ((-1,),)}):
+        with pytest.raises(ValueError, match="outside the vocabulary"):
+            state.open(0, SamplingParams(seed=0, **limits), ints(), ints())  # type: ignore[arg-type]
     with pytest.raises(IndexError):
         state.open(0, SamplingParams(seed=0, presence_penalty=1.0), ints(VOCAB), ints())
     with pytest.raises(OverflowError):
@@ -174,6 +206,8 @@ def random_params(rng: np.random.Generator) -> SamplingParams:
         logprobs=maybe(0.2, 3, None),
         min_tokens=maybe(0.3, 4, 0),
         stop_token_ids=maybe(0.2, (9,), ()),
+        allowed_token_ids=maybe(0.2, (2, 7, 9, 30), None),
+        bad_words=maybe(0.4, ((4,), *((token, 3) for token in range(0, VOCAB, 2)), (1, 3, 5)), ()),
     )
 
 
