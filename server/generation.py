@@ -30,9 +30,9 @@ class ClientGone(Exception):  # noqa: N818
 
 @dataclass(slots=True)
 class Echo:
-    """A prompt to be repeated before each of its choices, with its logprobs when those are asked for."""
+    """A prompt that the answer says something about: itself, before each of its choices, or its logprobs, or both."""
 
-    text: str
+    text: str | None  # None: it is not repeated
     tokens: Sequence[int]
     scored: bool
     logprobs: list[TokenLogprob] = field(default_factory=list)  # from the second token on
@@ -44,13 +44,16 @@ class Echo:
 
     def delta(self, decoding: Decoding, skip_special: bool) -> Delta:
         """The prompt as if it had been generated."""
-        records = []
-        if self.scored:
-            detokenizer, offset = decoding.detokenizer(skip_special), 0
-            for token, logprob in zip(self.tokens, [None, *self.logprobs], strict=True):
-                records.append(TokenRecord(token, logprob, offset))
-                offset += len(detokenizer.feed(token))
-        return Delta(self.text, records, [], None)
+        records = self.records(decoding, skip_special) if self.scored else []
+        return Delta(self.text or "", records, [], None)
+
+    def records(self, decoding: Decoding, skip_special: bool) -> list[TokenRecord]:
+        """Its tokens with their logprobs, of a prompt that has been scored; the first has none."""
+        records, detokenizer, offset = [], decoding.detokenizer(skip_special), 0
+        for token, logprob in zip(self.tokens, [None, *self.logprobs], strict=True):
+            records.append(TokenRecord(token, logprob, offset))
+            offset += len(detokenizer.feed(token))
+        return records
 
 
 class Generation:
@@ -88,7 +91,7 @@ class Generation:
         except engine_errors.Refused as error:
             metrics.outcomes["refused"].inc()
             raise refusal(error) from error
-        starts = [len(echo.text) for echo in echoes] or [0] * len(requests)
+        starts = [len(echo.text or "") for echo in echoes] or [0] * len(requests)
         self.choices = [
             Choice(number, options, decoding.detokenizer(options.skip_special), starts[number // self._n])
             for number in range(self._open)
@@ -106,6 +109,25 @@ class Generation:
     @property
     def cached_tokens(self) -> int:
         return sum(self._cached)
+
+    def timings(self) -> dict[str, float]:
+        """Where the time went, in llama.cpp's names: `prompt_ms` from the first admission to the first token, of
+        `prompt_n` tokens computed beside `cache_n` found; `predicted_ms` from there to the last token."""
+        life = self._engine.journal.life(self.requests[0].id)
+        admitted = (life and life.admitted_at) or self._arrival
+        first = self._first_token_at or admitted
+        last = max(first, *self._last_token_at)
+        computed, generated = self.prompt_tokens - self.cached_tokens, self.completion_tokens
+        return {
+            "queue_ms": 1e3 * (admitted - self._arrival),
+            "cache_n": self.cached_tokens,
+            "prompt_n": computed,
+            "prompt_ms": 1e3 * (first - admitted),
+            "prompt_per_second": computed / max(first - admitted, 1e-6),
+            "predicted_n": generated,
+            "predicted_ms": 1e3 * (last - first),
+            "predicted_per_second": (generated - 1) / (last - first) if last > first else 0.0,
+        }
 
     def client_gone(self) -> None:
         """Stop working for a client that went away: `deltas` raises ClientGone as soon as the engine lets go."""
@@ -157,7 +179,7 @@ class Generation:
                 self._open -= 1
                 if update.finish_reason is None:
                     self._engine.stop_choice(self.requests[prompt].id, update.index, "stop")
-            if self._echoes and not choice.echoed:
+            if self._echoes and self._echoes[prompt].text is not None and not choice.echoed:
                 choice.echoed = True
                 result.append((choice, self._echoes[prompt].delta(self._decoding, self._options.skip_special)))
             result.append((choice, delta))

@@ -33,7 +33,13 @@ class LengthPolicy:
     prompt_field: str  # "prompt" or "messages"
 
 
-def sampling_params(request: GenerationFields, *, logprobs: int | None, prompt_logprobs: int | None) -> SamplingParams:
+def sampling_params(
+    request: GenerationFields,
+    *,
+    logprobs: int | None,
+    prompt_logprobs: int | None,
+    bad_words: tuple[tuple[int, ...], ...],
+) -> SamplingParams:
     """The parameters of a request, without its lengths. A seed is drawn when none is given."""
     return SamplingParams(
         seed=random.getrandbits(63) if request.seed is None else request.seed,
@@ -45,6 +51,8 @@ def sampling_params(request: GenerationFields, *, logprobs: int | None, prompt_l
         frequency_penalty=request.frequency_penalty or 0.0,
         repetition_penalty=_or(request.repetition_penalty, 1.0),
         logit_bias=tuple((request.logit_bias or {}).items()),
+        allowed_token_ids=None if request.allowed_token_ids is None else tuple(request.allowed_token_ids),
+        bad_words=bad_words,
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
         min_tokens=request.min_tokens or 0,

@@ -76,6 +76,11 @@ class Tokenizing:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
+    def bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """The runs of tokens that spell these words inside a text, with and without a space before them."""
+        spelled = [spelling for word in words for spelling in (word, " " + word.lstrip())]
+        return tuple(dict.fromkeys(tuple(self._continued(self._tokenizer, spelling)) for spelling in spelled))
+
     def encode_chat(
         self,
         messages: Sequence[Mapping[str, Any]],

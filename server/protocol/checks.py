@@ -51,9 +51,6 @@ class Refusal:
 
 _COMMON = {
     "structured_outputs": Refusal("constrained decoding is not served yet"),
-    "bad_words": Refusal("it is not served; use logit_bias", (None, [])),
-    "allowed_token_ids": Refusal("it is not served; use logit_bias"),
-    "prompt_logprobs": Refusal("it is not served; completions have echo with logprobs"),
     "use_beam_search": Refusal("beam search is not served", (None, False)),
     "length_penalty": Refusal("beam search is not served", (None, 1, 1.0)),
     "spaces_between_special_tokens": Refusal("special tokens are joined as they are", (None, True)),
@@ -138,6 +135,11 @@ def check_common(request: GenerationFields, limits: ServerLimits) -> None:
     """The rules of every request that generates."""
     _check_ids(request.logit_bias or (), "logit_bias", limits)
     _check_ids(request.stop_token_ids or (), "stop_token_ids", limits)
+    _check_ids(request.allowed_token_ids or (), "allowed_token_ids", limits)
+    if request.prompt_logprobs is not None:
+        _check_at_most(request.prompt_logprobs, limits.max_logprobs, "prompt_logprobs")
+        if request.stream:
+            raise InvalidRequest("'prompt_logprobs' is only allowed without 'stream'.", param="prompt_logprobs")
     if request.stream_options is not None:
         if not request.stream:
             raise InvalidRequest("'stream_options' is only allowed with 'stream': true.", param="stream_options")
@@ -164,8 +166,8 @@ def check_completion(request: CompletionRequest, limits: ServerLimits) -> None:
             _check_ids(prompt, "prompt", limits)
     if request.logprobs is not None:
         _check_at_most(request.logprobs, limits.max_completion_logprobs, "logprobs")
-    if request.max_tokens == 0 and not request.echo:
-        raise InvalidRequest("'max_tokens' must be at least 1 without 'echo'.", param="max_tokens")
+    if request.max_tokens == 0 and not request.echo and request.prompt_logprobs is None:
+        raise InvalidRequest("'max_tokens' must be at least 1 without 'echo' or 'prompt_logprobs'.", param="max_tokens")
     if request.best_of is not None:
         if request.best_of < (request.n or 1):
             raise InvalidRequest("'best_of' must be at least 'n'.", param="best_of")

@@ -78,6 +78,7 @@ Label = Annotated[str, Field(max_length=512)]
 Stops = Annotated[list[str], BeforeValidator(_stops), Field(max_length=MAX_STOPS)]
 Biases = Annotated[dict[int, float], BeforeValidator(_biases)]
 TokenIds = Annotated[list[Int], Field(max_length=MAX_STOP_TOKENS)]
+BadWord = Annotated[str, Field(min_length=1, max_length=256)]
 JSONObject = dict[str, Any]
 
 
@@ -105,6 +106,9 @@ class GenerationFields(Fields):
     seed: Int64 | None = None
     stop: Stops | None = None
     stop_token_ids: TokenIds | None = None
+    allowed_token_ids: Annotated[list[Int], Field(min_length=1)] | None = None
+    bad_words: Annotated[list[BadWord], Field(max_length=128)] | None = None
+    prompt_logprobs: Annotated[Int, Field(ge=0)] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     min_tokens: Annotated[Int, Field(ge=0)] | None = None
@@ -113,6 +117,7 @@ class GenerationFields(Fields):
     add_special_tokens: bool | None = None
     truncate_prompt_tokens: Annotated[Int, Field(ge=-1)] | None = None
     return_token_ids: bool | None = None
+    timings: bool | None = Field(None, description="how long the parts of the work took, in the answer")
     priority: Int64 | None = None
     request_id: Annotated[str, Field(min_length=1, max_length=128)] | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=128)] | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from server.choice import Choice, Delta
 from server.generation import Generation
 from server.protocol.fields import StreamOptions
 from server.replies.chunks import ChunkWriter
-from server.replies.head import Collected, Head, usage_of
+from server.replies.head import Collected, Head
 from server.replies.logprobs import LogprobShapes
 
 OBJECT = "chat.completion"
@@ -26,6 +26,7 @@ class ChatShape:
     logprobs: LogprobShapes | None
     prompt: Sequence[int] | None  # token ids, for a client that wants ids back
     extra: dict[str, Any]  # fields of the whole answer: service_tier, metadata
+    scores: Callable[[], list[Any]] | None = None  # the prompt_logprobs
 
     def logprobs_of(self, delta: Delta) -> dict[str, Any] | None:
         return None if self.logprobs is None else self.logprobs.chat(delta.records)
@@ -79,9 +80,11 @@ class ChatChunks(ChunkWriter):
 def chat_body(head: Head, generation: Generation, answers: Sequence[Collected], shape: ChatShape) -> bytes:
     """The whole answer."""
     choices = [_choice(index, answer.delta(), shape) for index, answer in enumerate(answers)]
-    body = {**head.fields(OBJECT), **shape.extra, "choices": choices, "usage": usage_of(generation)}
+    body = {**head.fields(OBJECT), **shape.extra, "choices": choices, **head.closing(generation)}
     if shape.prompt is not None:
         body["prompt_token_ids"] = list(shape.prompt)
+    if shape.scores is not None:
+        body["prompt_logprobs"] = shape.scores()
     return orjson.dumps(body)
 
 

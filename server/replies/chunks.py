@@ -28,6 +28,7 @@ class ChunkWriter(ABC):
     def __init__(
         self, head: Head, kind: str, options: StreamOptions | None, extra: Mapping[str, Any] | None = None
     ) -> None:
+        self._head = head
         fields = orjson.dumps({**head.fields(kind), **(extra or {})})
         self._opening = b"data: " + fields[:-1] + b',"choices":['
         self._usage_at_end = bool(options and options.include_usage)
@@ -48,9 +49,8 @@ class ChunkWriter(ABC):
 
     def end(self, generation: Generation) -> bytes:
         """What follows the last delta."""
-        if not self._usage_at_end:
-            return DONE
-        return self._opening + b'],"usage":' + orjson.dumps(usage_of(generation)) + b"}\n\n" + DONE
+        closing = self._head.closing(generation, usage=self._usage_at_end)
+        return self._opening + b"]," + orjson.dumps(closing)[1:] + b"\n\n" + DONE if closing else DONE
 
     def _closing(self, generation: Generation) -> bytes:
         return (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from server.choice import Choice, Delta
 from server.generation import Generation
 from server.protocol.fields import StreamOptions
 from server.replies.chunks import ChunkWriter
-from server.replies.head import Collected, Head, usage_of
+from server.replies.head import Collected, Head
 from server.replies.logprobs import LogprobShapes
 
 OBJECT = "text_completion"
@@ -26,6 +26,7 @@ class CompletionShape:
     shown: int  # how many of them the client gets: fewer with best_of
     logprobs: LogprobShapes | None
     prompts: Sequence[Sequence[int]] | None  # token ids, for a client that wants ids back
+    scores: Callable[[int], list[Any]] | None = None  # the prompt_logprobs of a prompt
 
     def body(self, index: int, prompt: int, delta: Delta, *, first: bool) -> dict[str, Any]:
         """One element of `choices`, of a chunk or of a whole answer."""
@@ -72,4 +73,6 @@ def completion_body(head: Head, generation: Generation, answers: Sequence[Collec
             numbers.sort(key=lambda number: generation.choices[number].mean_logprob, reverse=True)
         for number in numbers[: shape.shown]:
             choices.append(shape.body(len(choices), prompt, answers[number].delta(), first=True))
-    return orjson.dumps({**head.fields(OBJECT), "choices": choices, "usage": usage_of(generation)})
+        if shape.scores is not None:
+            choices[prompt * shape.shown]["prompt_logprobs"] = shape.scores(prompt)
+    return orjson.dumps({**head.fields(OBJECT), "choices": choices, **head.closing(generation)})

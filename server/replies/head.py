@@ -18,6 +18,7 @@ class Head:
     id: str
     model: str
     system_fingerprint: str
+    timings: bool = False  # whether the client wants them
     created: int = field(default_factory=lambda: int(time.time()))
 
     def fields(self, kind: str) -> dict[str, Any]:
@@ -28,6 +29,11 @@ class Head:
             "model": self.model,
             "system_fingerprint": self.system_fingerprint,
         }
+
+    def closing(self, generation: Generation, *, usage: bool = True) -> dict[str, Any]:
+        """The fields at the end of an answer."""
+        fields = {"usage": usage_of(generation)} if usage else {}
+        return fields | {"timings": generation.timings()} if self.timings else fields
 
 
 @dataclass(slots=True)

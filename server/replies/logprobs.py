@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from scheduler.stream import TokenLogprob
 from server.choice import TokenRecord
 from server.detokenize import Decoding
 
@@ -36,6 +37,20 @@ class LogprobShapes:
     def chat(self, records: Sequence[TokenRecord]) -> dict[str, Any]:
         """A list of entries."""
         return {"content": [self._entry(record) for record in records], "refusal": None}
+
+    def prompt(self, records: Sequence[TokenRecord]) -> list[dict[str, Any] | None]:
+        """vLLM's `prompt_logprobs`: for each token of the prompt but the first, itself and the most likely ones in its
+        place, by id. The rank of a token that is not among those is not known."""
+        return [None if record.logprob is None else self._ranked(record.token, record.logprob) for record in records]
+
+    def _ranked(self, token: int, logprob: TokenLogprob) -> dict[str, Any]:
+        top = logprob.top[: self._alternatives]
+        ranks: dict[int, tuple[float, int | None]] = {id: (value, rank) for rank, (id, value) in enumerate(top, 1)}
+        ranks.setdefault(token, (logprob.logprob, None))
+        return {
+            str(id): {"logprob": floored(value), "rank": rank, "decoded_token": self._name(id, "")}
+            for id, (value, rank) in ranks.items()
+        }
 
     def _alternatives_of(self, record: TokenRecord) -> dict[str, float] | None:
         """The most likely tokens, and the token itself when it is not among them."""

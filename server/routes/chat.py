@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from server.answer import json_response
+from server.generation import Echo
 from server.intake import LengthPolicy, engine_request, sampling_params
 from server.protocol.chat import ChatCompletionRequest
 from server.protocol.checks import check_chat
 from server.replies.chat import ChatChunks, ChatShape, chat_body
 from server.replies.head import Head, new_id
 from server.replies.logprobs import LogprobShapes
-from server.routes.generating import all_of, body_of, generation, parsed, text_options
+from server.routes.generating import all_of, bad_words, body_of, generation, parsed, prompt_scores, text_options
 from server.state import ServerState
 from server.streaming import EventStream
 from server.tokenize import Tokenizing
@@ -29,20 +31,27 @@ def router(state: ServerState) -> APIRouter:
         fields, headers = await parsed(request, state, ChatCompletionRequest)
         check_chat(fields, state.limits)
         prompt = await state.tokenizing.run(_tokenised, state.tokenizing, fields)
-        head = Head(new_id("chatcmpl"), fields.model, state.system_fingerprint)
+        head = Head(new_id("chatcmpl"), fields.model, state.system_fingerprint, bool(fields.timings))
         alternatives = (fields.top_logprobs or 0) if fields.logprobs else None
         engine_work = engine_request(
             head.id,
             prompt,
-            sampling_params(fields, logprobs=alternatives, prompt_logprobs=None),
+            sampling_params(
+                fields,
+                logprobs=alternatives,
+                prompt_logprobs=fields.prompt_logprobs,
+                bad_words=await bad_words(state, fields),
+            ),
             fields,
             choices=fields.n or 1,
             length=_length(fields),
             max_model_len=state.limits.max_model_len,
             arrival=arrival,
         )
-        work = generation(state, [engine_work], text_options(fields, logprobs=bool(fields.logprobs)))
-        shape = _shape(state, fields, engine_work.prompt.tolist(), alternatives)
+        ids = engine_work.prompt.tolist()
+        echoes = [] if fields.prompt_logprobs is None else [Echo(None, ids, scored=True)]
+        work = generation(state, [engine_work], text_options(fields, logprobs=bool(fields.logprobs)), echoes)
+        shape = _shape(state, fields, ids, alternatives, echoes)
         if fields.stream:
             writer = ChatChunks(head, fields.stream_options, shape)
             return EventStream(work, writer, state.keep_alive_seconds, headers)
@@ -77,7 +86,9 @@ def _length(fields: ChatCompletionRequest) -> LengthPolicy:
     return LengthPolicy(fields.max_tokens, None, "max_tokens", "messages")
 
 
-def _shape(state: ServerState, fields: ChatCompletionRequest, prompt: list[int], alternatives: int | None) -> ChatShape:
+def _shape(
+    state: ServerState, fields: ChatCompletionRequest, prompt: list[int], alternatives: int | None, echoes: list[Echo]
+) -> ChatShape:
     extra: dict[str, Any] = {}
     if fields.service_tier is not None:
         extra["service_tier"] = "default"
@@ -86,4 +97,5 @@ def _shape(state: ServerState, fields: ChatCompletionRequest, prompt: list[int],
     logprobs = None
     if alternatives is not None:
         logprobs = LogprobShapes(state.tokenizing.decoding, alternatives, fields.skip_special_tokens is not False)
-    return ChatShape(logprobs, prompt if fields.return_token_ids else None, extra)
+    scores = partial(prompt_scores, state, fields, echoes[0]) if echoes else None
+    return ChatShape(logprobs, prompt if fields.return_token_ids else None, extra, scores)

@@ -14,7 +14,7 @@ from server.protocol.completions import CompletionRequest
 from server.replies.completion import CompletionChunks, CompletionShape, completion_body
 from server.replies.head import Head, new_id
 from server.replies.logprobs import LogprobShapes
-from server.routes.generating import all_of, body_of, generation, parsed, text_options
+from server.routes.generating import all_of, bad_words, body_of, generation, parsed, prompt_scores, text_options
 from server.state import ServerState
 from server.streaming import EventStream
 from server.tokenize import Tokenizing
@@ -29,11 +29,12 @@ def router(state: ServerState) -> APIRouter:
         fields, headers = await parsed(request, state, CompletionRequest)
         check_completion(fields, state.limits)
         prompts = await state.tokenizing.run(_tokenised, state.tokenizing, fields)
-        head = Head(new_id("cmpl"), fields.model, state.system_fingerprint)
-        requests = _requests(state, fields, head, prompts, arrival)
+        head = Head(new_id("cmpl"), fields.model, state.system_fingerprint, bool(fields.timings))
+        requests = _requests(state, fields, head, prompts, await bad_words(state, fields), arrival)
         options = text_options(fields, logprobs=fields.logprobs is not None)
-        work = generation(state, requests, options, _echoes(state, fields, requests))
-        shape = _shape(state, fields, prompts, requests[0].n)
+        echoes = _echoes(state, fields, requests)
+        work = generation(state, requests, options, echoes)
+        shape = _shape(state, fields, prompts, requests[0].n, echoes)
         if fields.stream:
             writer = CompletionChunks(head, fields.stream_options, shape)
             return EventStream(work, writer, state.keep_alive_seconds, headers)
@@ -58,14 +59,22 @@ def _tokenised(tokenizing: Tokenizing, fields: CompletionRequest) -> list[list[i
 
 
 def _requests(
-    state: ServerState, fields: CompletionRequest, head: Head, prompts: list[list[int]], arrival: float
+    state: ServerState,
+    fields: CompletionRequest,
+    head: Head,
+    prompts: list[list[int]],
+    words: tuple[tuple[int, ...], ...],
+    arrival: float,
 ) -> list[EngineRequest]:
     choices = fields.best_of or fields.n or 1
     scores_choices = choices > (fields.n or 1)
+    of_prompt = [] if fields.prompt_logprobs is None else [fields.prompt_logprobs]
+    of_prompt += [fields.logprobs] if fields.echo and fields.logprobs is not None else []
     params = sampling_params(
         fields,
         logprobs=0 if fields.logprobs is None and scores_choices else fields.logprobs,
-        prompt_logprobs=fields.logprobs if fields.echo else None,
+        prompt_logprobs=max(of_prompt, default=None),
+        bad_words=words,
     )
     length = LengthPolicy(fields.max_tokens, DEFAULT_COMPLETION_TOKENS, "max_tokens", "prompt")
     ids = [head.id] if len(prompts) == 1 else [f"{head.id}-{number}" for number in range(len(prompts))]
@@ -85,21 +94,26 @@ def _requests(
 
 
 def _echoes(state: ServerState, fields: CompletionRequest, requests: list[EngineRequest]) -> list[Echo]:
+    scored = fields.prompt_logprobs is not None
     if not fields.echo:
-        return []
+        return [Echo(None, request.prompt.tolist(), scored) for request in requests] if scored else []
     skip_special = fields.skip_special_tokens is not False
     echoes = []
     for prompt, request in zip(fields.prompt, requests, strict=True):
         tokens = request.prompt.tolist()
         as_given = isinstance(prompt, str) and fields.truncate_prompt_tokens is None
         text = prompt if as_given else state.tokenizing.decoding.text_of(tokens, skip_special)
-        echoes.append(Echo(text, tokens, scored=fields.logprobs is not None))
+        echoes.append(Echo(text, tokens, scored=scored or fields.logprobs is not None))
     return echoes
 
 
-def _shape(state: ServerState, fields: CompletionRequest, prompts: list[list[int]], generated: int) -> CompletionShape:
+def _shape(
+    state: ServerState, fields: CompletionRequest, prompts: list[list[int]], generated: int, echoes: list[Echo]
+) -> CompletionShape:
     logprobs = None
     if fields.logprobs is not None:
         skip_special = fields.skip_special_tokens is not False
         logprobs = LogprobShapes(state.tokenizing.decoding, fields.logprobs, skip_special)
-    return CompletionShape(generated, fields.n or 1, logprobs, prompts if fields.return_token_ids else None)
+    ids = prompts if fields.return_token_ids else None
+    scores = None if fields.prompt_logprobs is None else lambda prompt: prompt_scores(state, fields, echoes[prompt])
+    return CompletionShape(generated, fields.n or 1, logprobs, ids, scores)

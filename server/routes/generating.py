@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from fastapi import Request
 from pydantic import ValidationError
@@ -18,6 +18,7 @@ from server.generation import ClientGone, Echo, Generation
 from server.protocol.checks import check_names, printable, unknown_field, unknown_inside
 from server.protocol.fields import GenerationFields
 from server.replies.head import Collected
+from server.replies.logprobs import LogprobShapes
 from server.state import ServerState
 from server.streaming import collected
 
@@ -54,6 +55,20 @@ def text_options(fields: GenerationFields, *, logprobs: bool) -> TextOptions:
         stop_token_ids=frozenset(fields.stop_token_ids or ()),
         logprobs=logprobs,
     )
+
+
+async def bad_words(state: ServerState, fields: GenerationFields) -> tuple[tuple[int, ...], ...]:
+    """The token runs that a request does not want to see."""
+    if not fields.bad_words:
+        return ()
+    return await state.tokenizing.run(state.tokenizing.bad_words, fields.bad_words)
+
+
+def prompt_scores(state: ServerState, fields: GenerationFields, echo: Echo) -> list[dict[str, Any] | None]:
+    """The `prompt_logprobs` of an answer."""
+    skip_special = fields.skip_special_tokens is not False
+    shapes = LogprobShapes(state.tokenizing.decoding, fields.prompt_logprobs or 0, skip_special)
+    return shapes.prompt(echo.records(state.tokenizing.decoding, skip_special))
 
 
 def generation(

@@ -118,6 +118,10 @@ class ScriptedRunner:
         k = max(0, sampling.num_logprobs)
         tokens, logprobs = np.zeros(count, np.int32), np.zeros(count, np.float32)
         top_ids, top_logprobs = np.zeros((count, k), np.int32), np.zeros((count, k), np.float32)
+        forbidden: set[tuple[int, int]] = set()
+        if sampling.bias_row is not None:
+            never = sampling.bias_value <= -1e5
+            forbidden = set(zip(sampling.bias_row[never].tolist(), sampling.bias_token[never].tolist(), strict=True))
         for i, row in enumerate(batch.logit_rows.tolist()):
             s = int(np.searchsorted(batch.query_starts, row, side="right")) - 1
             slots = np.arange(int(batch.lengths[s]) - (int(batch.query_starts[s + 1]) - row) + 1)
@@ -125,6 +129,8 @@ class ScriptedRunner:
             target = int(sampling.target[i])
             seed = int(sampling.seed[i]) if sampling.temperature[i] else 0
             tokens[i] = target if target >= 0 else self._next(known, seed)
+            while target < 0 and (i, tokens[i]) in forbidden:
+                tokens[i] = (tokens[i] + 1) % VOCAB
             state = hash(tuple(known)) & MASK
             logprobs[i] = -(mix(state + int(tokens[i])) % 1000 + 1) / 100
             for j in range(k):
