@@ -6,7 +6,7 @@ sampler reads it. Knows nothing of requests, steps or devices, and imports witho
 What a sampler does with one row of logits, in this order, in float32:
 
 1. penalties: repetition (over prompt and output), then frequency, then presence (both over output);
-2. bias: additive, -inf forbids a token;
+2. bias: additive, -inf forbids a token; then a mask: a token without its bit is -inf, whatever it was;
 3. logprobs are taken here, so they are those of the distribution before temperature and filters;
 4. temperature: `scaled = (logit - max) / temperature`, so that the largest is 0 at any temperature;
 5. min_p: keep `scaled >= ln(min_p)`, that is, probability at least min_p times the largest;
@@ -28,6 +28,7 @@ import numpy.typing as npt
 
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
+U32 = npt.NDArray[np.uint32]
 F32 = npt.NDArray[np.float32]
 
 COUNT_MASK = (1 << 30) - 1  # low bits of a count: how often the token is in the output
@@ -86,3 +87,5 @@ class SamplingBatch:
     bias_row: I32 | None = None  # [B] additive logit changes, sorted by row; -inf to forbid
     bias_token: I32 | None = None
     bias_value: F32 | None = None
+    mask: U32 | None = None  # [M, ceil(vocab / 32)] token t may be chosen when bit t % 32 of word t // 32 is set
+    mask_row: I32 | None = None  # [L] row of `mask` for each logit row, -1 for none; None with `mask`

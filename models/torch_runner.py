@@ -50,7 +50,7 @@ class TorchRunner:
 def slice_rows(sampling: SamplingBatch, first: int, last: int) -> SamplingBatch:
     """The logit rows [first, last) of a step's sampling parameters."""
     per_row = ("temperature", "top_p", "top_k", "min_p", "seed", "position", "target")
-    optional = ("row_logprobs", "presence", "frequency", "repetition", "count_row")
+    optional = ("row_logprobs", "presence", "frequency", "repetition", "count_row", "mask_row")
     changes = {name: getattr(sampling, name)[first:last] for name in per_row}
     changes |= {name: value[first:last] for name in optional if (value := getattr(sampling, name)) is not None}
     if sampling.bias_row is not None and sampling.bias_token is not None and sampling.bias_value is not None:

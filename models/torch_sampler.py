@@ -71,7 +71,7 @@ def _to(array: npt.NDArray[Any], like: torch.Tensor) -> torch.Tensor:
 
 
 def _processed(logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
-    """The logits in float32 after penalties and bias; rows with a target as they were."""
+    """The logits in float32 after penalties, bias and mask; rows with a target as they were."""
     x = logits.float()
     if batch.count_row is not None:
         penalised = np.flatnonzero((batch.count_row >= 0) & (batch.target < 0))
@@ -82,7 +82,18 @@ def _processed(logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
         ours = batch.target[batch.bias_row] < 0
         where = tuple(_to(array[ours].astype(np.int64), x) for array in (batch.bias_row, batch.bias_token))
         x = x.index_put(where, _to(batch.bias_value[ours], x), accumulate=True)
+    if batch.mask is not None and batch.mask_row is not None:
+        masked = np.flatnonzero((batch.mask_row >= 0) & (batch.target < 0))
+        if masked.size:
+            rows, words = _to(masked, x), _to(batch.mask[batch.mask_row[masked]].view(np.int32), x)
+            x = x.index_copy(0, rows, x[rows].masked_fill(~_bits(words, x.shape[1]), -torch.inf))
     return x
+
+
+def _bits(words: torch.Tensor, count: int) -> torch.Tensor:
+    """The first `count` bits of each row of int32 words, the lowest of each word first, as booleans [R, count]."""
+    places = torch.arange(32, dtype=torch.int32, device=words.device)
+    return ((words[:, :, None] >> places) & 1).flatten(1)[:, :count].bool()
 
 
 def _penalise(x: torch.Tensor, batch: SamplingBatch, rows: npt.NDArray[np.intp]) -> torch.Tensor:

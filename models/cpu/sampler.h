@@ -24,6 +24,8 @@ struct SamplingView {
     const int32_t *counts, *count_row;  // counts: [_, vocab]
     const int32_t *bias_row, *bias_token;
     const float* bias_value;
+    const uint32_t* mask;  // [_, (vocab + 31) / 32]
+    const int32_t* mask_row;
 };
 
 // Where the results go. All but `tokens` may be null when num_logprobs is -1.
@@ -78,7 +80,7 @@ LANES_INLINE float logit_of(uint64_t key) {
     return x;
 }
 
-// --- penalties and bias
+// --- penalties, bias and mask
 
 // l > 0 ? l / repetition : l * repetition for tokens seen, less frequency * count, less presence if the count is not 0.
 inline void penalise(const float* x, int vocab, const int32_t* counts, float repetition, float frequency, float presence, float* out) {
@@ -94,18 +96,35 @@ inline void penalise(const float* x, int vocab, const int32_t* counts, float rep
     for (; i < vocab; i++) out[i] = apply(lanes::splat(x[i]), lanes::Ints{} + counts[i])[0];
 }
 
-// The row after penalties and bias: x itself where nothing changes it.
+// out[t] = x[t] where the bit of t is set, else -inf. `out` may be x.
+inline void keep_allowed(const float* x, int vocab, const uint32_t* mask, float* out) {
+    lanes::Words bit;
+    for (int i = 0; i < WIDTH; i++) bit[i] = 1u << i;
+    int i = 0;
+    for (; i + WIDTH <= vocab; i += WIDTH) {
+        const lanes::Words word = lanes::Words{} + (mask[i / 32] >> i % 32);  // WIDTH divides 32
+        lanes::store(out + i, (word & bit) != 0 ? lanes::load(x + i) : lanes::splat(-INF));
+    }
+    for (; i < vocab; i++) out[i] = mask[i / 32] >> i % 32 & 1 ? x[i] : -INF;
+}
+
+// The row after penalties, bias and mask: x itself where nothing changes it.
 inline const float* processed(const float* x, int vocab, const SamplingView& b, int row, SampleScratch& scratch) {
     float* out = scratch.logits.data();
     const bool penalised = b.count_row && b.count_row[row] >= 0;
     if (penalised)
         penalise(x, vocab, b.counts + (size_t)b.count_row[row] * b.vocab, b.repetition[row], b.frequency[row], b.presence[row], out);
+    const float* now = penalised ? out : x;
     const int32_t* last = b.bias_row + b.biases;
     const int32_t* first = b.biases ? std::lower_bound(b.bias_row, last, row) : last;
-    if (first == last || *first != row) return penalised ? out : x;
-    if (!penalised) std::memcpy(out, x, sizeof(float) * vocab);
-    for (ptrdiff_t i = first - b.bias_row; i < b.biases && b.bias_row[i] == row; i++)
-        if (b.bias_token[i] >= 0 && b.bias_token[i] < vocab) out[b.bias_token[i]] += b.bias_value[i];
+    if (first != last && *first == row) {
+        if (now != out) std::memcpy(out, x, sizeof(float) * vocab);
+        now = out;
+        for (ptrdiff_t i = first - b.bias_row; i < b.biases && b.bias_row[i] == row; i++)
+            if (b.bias_token[i] >= 0 && b.bias_token[i] < vocab) out[b.bias_token[i]] += b.bias_value[i];
+    }
+    if (!b.mask_row || b.mask_row[row] < 0) return now;
+    keep_allowed(now, vocab, b.mask + (size_t)b.mask_row[row] * ((vocab + 31) / 32), out);
     return out;
 }
 

@@ -32,7 +32,11 @@ POINTERS = (
     ("bias_row", np.int32),
     ("bias_token", np.int32),
     ("bias_value", np.float32),
+    ("mask", np.uint32),
+    ("mask_row", np.int32),
 )
+# The arrays with a row of their own choosing, by how many tokens share a column.
+WIDE = {"counts": 1, "mask": 32}
 
 
 class SamplingView(ctypes.Structure):
@@ -71,9 +75,10 @@ def sampling_view(batch: SamplingBatch, vocab_size: int) -> SamplingView:
             continue
         if array.dtype != dtype or not array.flags.c_contiguous:
             raise ValueError(f"{name} must be a C-contiguous array of {np.dtype(dtype)}")
-        if name == "counts":
-            if array.shape[1] != vocab_size:
-                raise ValueError(f"counts have {array.shape[1]} columns for a vocabulary of {vocab_size}")
+        if name in WIDE:
+            columns = -(-vocab_size // WIDE[name])
+            if array.shape[1] != columns:
+                raise ValueError(f"{name} has {array.shape[1]} columns and needs {columns} for {vocab_size} tokens")
         elif len(array) != (view.biases if name.startswith("bias") else rows):
             raise ValueError(f"{name} has {len(array)} entries for {rows} rows and {view.biases} biases")
         setattr(view, name, array.ctypes.data)

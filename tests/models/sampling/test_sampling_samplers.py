@@ -38,7 +38,7 @@ def make_batch(rows: int, **changes: Any) -> SamplingBatch:
         name: dtype
         for dtype, names in {
             np.float32: "temperature top_p min_p presence frequency repetition",
-            np.int32: "top_k position target row_logprobs count_row",
+            np.int32: "top_k position target row_logprobs count_row mask_row",
             np.int64: "seed",
         }.items()
         for name in names.split()
@@ -54,7 +54,8 @@ def rows_of(batch: SamplingBatch, rows: npt.NDArray[np.intp]) -> SamplingBatch:
     changes: dict[str, Any] = {}
     for field in fields(batch):
         value = getattr(batch, field.name)
-        if isinstance(value, np.ndarray) and field.name != "counts" and not field.name.startswith("bias"):
+        shared = field.name in ("counts", "mask") or field.name.startswith("bias")
+        if isinstance(value, np.ndarray) and not shared:
             changes[field.name] = np.ascontiguousarray(value[rows])
     if batch.bias_row is not None and batch.bias_token is not None and batch.bias_value is not None:
         picked = [np.flatnonzero(batch.bias_row == row) for row in rows]
@@ -90,7 +91,17 @@ def mixed_batch(rng: np.random.Generator, rows: int, vocab_size: int, num_logpro
         bias_row=biases,
         bias_token=rng.integers(0, vocab_size, len(biases)).astype(np.int32),
         bias_value=rng.choice(np.array([-INF, -100, -1, 3], np.float32), len(biases)),
+        mask=pack(rng.random((rows, vocab_size)) < rng.choice(np.array([0.02, 0.5, 0.98]), (rows, 1))),
+        mask_row=np.where(rng.random(rows) < 0.4, rng.permutation(rows), -1),
     )
+
+
+def pack(allowed: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint32]:
+    """[M, V] as the words of a mask, with the bits beyond the vocabulary set."""
+    columns = -(-allowed.shape[1] // 32) * 32
+    padded = np.ones((len(allowed), columns), np.bool_)
+    padded[:, : allowed.shape[1]] = allowed
+    return np.packbits(padded, axis=1, bitorder="little").view("<u4").astype(np.uint32)
 
 
 def make_counts(rng: np.random.Generator, rows: int, vocab_size: int) -> npt.NDArray[np.int32]:
@@ -204,7 +215,7 @@ def test_a_single_token_left_is_taken_at_any_setting(sampler: Sampler) -> None:
     logits[np.arange(64), np.arange(64)] = -1e30
     rng = np.random.default_rng(5)
     batch = replace(mixed_batch(rng, 64, 100, 0), count_row=None, bias_row=None, bias_token=None, bias_value=None)
-    batch = replace(batch, target=np.full(64, -1, np.int32))
+    batch = replace(batch, target=np.full(64, -1, np.int32), mask=None, mask_row=None)
     assert (sampler(logits, batch).tokens == np.arange(64)).all()
 
 
@@ -269,6 +280,8 @@ def test_a_target_is_reported_from_the_raw_logits(sampler: Sampler) -> None:
         bias_row=np.array([0, 1], np.int32),
         bias_token=np.array([4, 6], np.int32),
         bias_value=np.array([-INF, 100], np.float32),
+        mask=np.zeros((1, 2), np.uint32),
+        mask_row=0,
     )
     output = sampler(logits, batch)
     assert output.tokens.tolist() == [4, 5, 9]
@@ -332,8 +345,75 @@ def naive_processed(logits: F32, batch: SamplingBatch, row: int) -> list[float]:
             for r, t, v in zip(batch.bias_row, batch.bias_token, batch.bias_value, strict=True):
                 if r == row and t == token:
                     value += float(v)
+        if batch.mask is not None and batch.mask_row is not None and batch.mask_row[row] >= 0:
+            word = int(batch.mask[batch.mask_row[row], token // 32])
+            value = value if word >> token % 32 & 1 else -INF
         result.append(value)
     return result
+
+
+# --- masks
+
+
+def test_what_a_mask_leaves_out_has_logprob_minus_infinity_and_the_rest_share_the_mass(sampler: Sampler) -> None:
+    rng = np.random.default_rng(17)
+    rows, vocab_size = 8, 75
+    logits = rng.normal(0, 3, (rows, vocab_size)).astype(np.float32)
+    logits[0, 3], logits[1, 4] = np.nan, INF  # masked below: whatever they are, they are left out
+    allowed = rng.random((rows, vocab_size)) < 0.3
+    allowed[:, 70] = True
+    allowed[0, 3] = allowed[1, 4] = False
+    batch = make_batch(
+        rows,
+        num_logprobs=vocab_size,
+        presence=0.5,
+        frequency=0.1,
+        repetition=1.2,
+        counts=make_counts(rng, rows, vocab_size),
+        count_row=np.where(np.arange(rows) % 2, np.arange(rows), -1),
+        bias_row=np.array([2, 3], np.int32),
+        bias_token=np.array([70, 70], np.int32),
+        bias_value=np.array([100, 100], np.float32),
+        mask=pack(allowed),
+        mask_row=np.arange(rows),
+    )
+    output = sampler(logits, batch)
+    assert output.tokens[2:4].tolist() == [70, 70]
+    assert output.top_ids is not None
+    assert output.top_logprobs is not None
+    for row in range(rows):
+        assert allowed[row, output.tokens[row]]
+        exact = torch.log_softmax(torch.tensor(naive_processed(logits, batch, row), dtype=torch.float64), 0).numpy()
+        assert (np.isfinite(exact) == allowed[row]).all()
+        np.testing.assert_allclose(output.top_logprobs[row], exact[output.top_ids[row]], rtol=1e-5, atol=1e-5)
+
+
+def test_a_mask_changes_no_bit_of_the_rows_beside_it(sampler: Sampler) -> None:
+    rng = np.random.default_rng(18)
+    rows, vocab_size = 40, 333
+    logits = rng.normal(0, 3, (rows, vocab_size)).astype(np.float32)
+    batch = replace(mixed_batch(rng, rows, vocab_size, 5), mask=None, mask_row=None)
+    masked = np.arange(rows) % 3 == 0
+    with_masks = replace(
+        batch,
+        mask=pack(rng.random((rows, vocab_size)) < 0.1),
+        mask_row=np.where(masked, np.arange(rows), -1).astype(np.int32),
+    )
+    alone, beside = sampler(logits, batch), sampler(logits, with_masks)
+    kept = np.flatnonzero(~masked)
+    same_bits(*(StepOutput(*(getattr(o, f.name)[kept] for f in fields(o))) for o in (alone, beside)))  # type: ignore[arg-type]
+    assert (alone.tokens != beside.tokens).any()
+
+
+def test_a_mask_that_leaves_nothing_gives_minus_one(sampler: Sampler) -> None:
+    logits = np.zeros((3, 40), np.float32)
+    allowed = np.zeros((2, 40), np.bool_)
+    allowed[1, 39] = True
+    for temperature in (0.0, 1.0):
+        batch = make_batch(3, temperature=temperature, num_logprobs=1, mask=pack(allowed), mask_row=[-1, 0, 1])
+        tokens = sampler(logits, batch).tokens
+        assert tokens[0] >= 0
+        assert tokens[1:].tolist() == [-1, 39]
 
 
 # --- exact distributions
@@ -427,6 +507,22 @@ def test_draws_with_penalties_and_bias_follow_the_exact_distribution(sampler: Sa
     tokens = sampler(np.tile(row, (ROWS, 1)), batch).tokens
     processed = naive_processed(row[None], rows_of(batch, np.array([0])), 0)
     assert chi_square_p_value(tokens, exact_probabilities(processed, 0.9, 0, 0.95, 0.0)) > 1e-3
+
+
+def test_draws_under_a_mask_follow_the_exact_distribution_of_what_it_allows(sampler: Sampler) -> None:
+    rng = np.random.default_rng(16)
+    row = rng.normal(0, 1.5, VOCAB).astype(np.float32)
+    masks = np.ones((3, VOCAB), np.bool_)
+    masks[1, rng.permutation(VOCAB)[:10]] = False
+    masks[1, row.argmax()] = False
+    rows = np.arange(ROWS)
+    batch = make_batch(
+        ROWS, temperature=0.9, top_p=0.9, top_k=9, seed=6, position=rows, mask=pack(masks), mask_row=rows % 2
+    )
+    tokens = sampler(np.tile(row, (ROWS, 1)), batch).tokens
+    masked = np.where(masks[1], row, -INF).tolist()
+    assert chi_square_p_value(tokens[1::2], exact_probabilities(masked, 0.9, 9, 0.9, 0.0)) > 1e-3
+    assert chi_square_p_value(tokens[::2], exact_probabilities(row.tolist(), 0.9, 9, 0.9, 0.0)) > 1e-3
 
 
 def test_the_chi_square_test_can_tell_a_temperature_that_is_off_by_a_tenth(sampler: Sampler) -> None:
@@ -561,5 +657,9 @@ def test_the_view_refuses_arrays_that_the_native_sampler_would_misread() -> None
         sampling_view(replace(batch, top_k=np.zeros(2, np.int32)), 8)
     with pytest.raises(ValueError, match="seed"):
         sampling_view(replace(batch, seed=np.zeros(6, np.int64)[::2]), 8)
-    with pytest.raises(ValueError, match="vocabulary of 8"):
+    with pytest.raises(ValueError, match="counts has 9 columns"):
         sampling_view(replace(batch, counts=np.zeros((1, 9), np.int32)), 8)
+    with pytest.raises(ValueError, match="mask has 1 columns and needs 2"):
+        sampling_view(replace(batch, mask=np.zeros((1, 1), np.uint32)), 33)
+    with pytest.raises(ValueError, match="mask_row"):
+        sampling_view(replace(batch, mask_row=np.zeros(2, np.int32)), 8)
