@@ -131,6 +131,11 @@ class Settings(BaseModel):
     api_key: Strings = _setting(
         Flag(_HTTP, "KEY"), "keys that clients must present; none when not given", (), repr=False
     )
+    allowed_origins: Strings = _setting(
+        Flag(_HTTP, "ORIGIN"),
+        "web origins whose pages may call, such as https://app.example, or *; none when not given",
+        (),
+    )
     open_metrics: bool = _setting(Flag(_HTTP), "let /metrics be read without an API key", False)
     max_logprobs: int = _setting(
         Flag(_HTTP, "N"), "most alternatives a request may ask for beside each token", 20, ge=0

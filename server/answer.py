@@ -1,4 +1,4 @@
-"""Responses: JSON that is already bytes, and errors in their envelope."""
+"""Responses: JSON that is already bytes, and errors in the envelope that clients of the path's API expect."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from typing import Any
 
 import orjson
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from server.errors import APIError
+
+ANTHROPIC_PATH = "/v1/messages"
 
 
 def json_response(body: bytes, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
@@ -21,5 +24,16 @@ def object_response(value: Any, status: int = 200) -> Response:
     return json_response(orjson.dumps(value, option=orjson.OPT_SERIALIZE_DATACLASS | orjson.OPT_NON_STR_KEYS), status)
 
 
-def error_response(error: APIError) -> Response:
-    return json_response(error.body(), error.status, error.headers)
+class ErrorResponse(Response):
+    """An error, in Anthropic's form under Anthropic's path and in OpenAI's everywhere else."""
+
+    def __init__(self, error: APIError) -> None:
+        self.status_code = error.status
+        self.background = None
+        self._error = error
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        error = self._error
+        theirs = scope["path"].startswith(ANTHROPIC_PATH)
+        body = error.anthropic_body(scope["state"]["request_id"]) if theirs else error.body()
+        await json_response(body, error.status, error.headers)(scope, receive, send)

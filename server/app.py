@@ -1,8 +1,9 @@
 """The HTTP application: routes, and the layers around them.
 
     Edge (request id, last resort for errors)
-      KeyGuard (API keys)
-        routes
+      Origins (CORS, when there are allowed origins)
+        KeyGuard (API keys)
+          routes
 
 All layers are plain ASGI: nothing buffers a stream or hides that its client has left.
 """
@@ -16,18 +17,28 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from pydantic.json_schema import models_json_schema
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
-from server.answer import error_response
+from server.answer import ErrorResponse
 from server.auth import OPEN_PATHS, KeyGuard
 from server.edge import Edge
 from server.errors import APIError, InvalidRequest, MethodNotAllowed, NotFound, field_path, shown
 from server.protocol.chat import ChatCompletionRequest
 from server.protocol.completions import CompletionRequest
 from server.routes import chat, completions, health, info, models
+from server.routes.generating import IGNORED_HEADER
 from server.state import ServerState
 
+# What OpenAI's API has beside what a text model can do.
+# fmt: off
+UNSERVED = frozenset({
+    "assistants", "audio", "batches", "containers", "conversations", "embeddings", "evals",
+    "files", "fine_tuning", "images", "moderations", "realtime", "threads", "uploads", "vector_stores", "videos",
+})
+# fmt: on
 BODIES = (CompletionRequest, ChatCompletionRequest)
 
 
@@ -42,6 +53,16 @@ class Application(FastAPI):
             )
             description.setdefault("components", {}).setdefault("schemas", {}).update(definitions["$defs"])
         return super().openapi()
+
+
+class Origins(CORSMiddleware):
+    """Answers browsers' preflights, which carry no key, before anybody asks for one."""
+
+    def preflight_response(self, request_headers: Headers) -> Response:
+        answer = super().preflight_response(request_headers)
+        if answer.status_code == 200:
+            return answer
+        return ErrorResponse(InvalidRequest("This origin, method or header is not allowed.", code="cors_refused"))
 
 
 def create_app(state: ServerState) -> FastAPI:
@@ -69,6 +90,14 @@ def create_app(state: ServerState) -> FastAPI:
     app.add_middleware(
         KeyGuard, keys=state.api_keys, open_paths=OPEN_PATHS | ({"/metrics"} if state.open_metrics else set())
     )
+    if state.allowed_origins:
+        app.add_middleware(
+            Origins,
+            allow_origins=state.allowed_origins,
+            allow_methods=["GET", "POST", "DELETE"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id", IGNORED_HEADER, "retry-after"],
+        )
     app.add_middleware(Edge, metrics=state.metrics)
     state.metrics.watch(state.engine)
     return app
@@ -76,7 +105,7 @@ def create_app(state: ServerState) -> FastAPI:
 
 async def _api_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, APIError)
-    return error_response(error)
+    return ErrorResponse(error)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
@@ -84,17 +113,21 @@ async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     where = shown(request.url.path)
     if error.status_code == 404:
-        return error_response(NotFound(f"There is nothing at {where}."))
+        if request.url.path.removeprefix("/v1/").partition("/")[0] in UNSERVED:
+            return ErrorResponse(
+                NotFound(f"{where} is not served: the model here only writes text.", code="not_served")
+            )
+        return ErrorResponse(NotFound(f"There is nothing at {where}."))
     if error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "")
         answer = MethodNotAllowed(f"{where} does not take {shown(request.method)}, only {allowed}.")
         answer.headers["allow"] = allowed
-        return error_response(answer)
-    return error_response(InvalidRequest(str(error.detail)))
+        return ErrorResponse(answer)
+    return ErrorResponse(InvalidRequest(str(error.detail)))
 
 
 async def _bad_query(_: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     param = field_path(tuple(first["loc"][1:]))
-    return error_response(InvalidRequest(f"'{param}': {first['msg']}.", param=param))
+    return ErrorResponse(InvalidRequest(f"'{param}': {first['msg']}.", param=param))

@@ -1,4 +1,4 @@
-"""API keys: `Authorization: Bearer KEY` over everything that is not open by name.
+"""API keys: `Authorization: Bearer KEY`, or `x-api-key: KEY`, over everything that is not open by name.
 
 Pure ASGI, around the router, so that no route can be forgotten. Whether a path exists is not told to strangers.
 """
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from server.answer import error_response
+from server.answer import ErrorResponse
 from server.errors import InvalidKey
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/version"})
@@ -29,7 +29,7 @@ class KeyGuard:
         if scope["type"] == "lifespan" or (scope["type"] == "http" and self._allows(scope)):
             await self._app(scope, receive, send)
         elif scope["type"] == "http":
-            await error_response(InvalidKey("A valid API key is needed: Authorization: Bearer KEY."))(
+            await ErrorResponse(InvalidKey("A valid API key is needed: Authorization: Bearer KEY."))(
                 scope, receive, send
             )
         else:
@@ -39,10 +39,14 @@ class KeyGuard:
         return not self._digests or scope["path"] in self._open or self._has_key(scope)
 
     def _has_key(self, scope: Scope) -> bool:
-        given = [value for name, value in scope["headers"] if name == b"authorization"]
-        scheme, _, key = given[0].partition(b" ") if len(given) == 1 else (b"", b"", b"")
-        if scheme.lower() != b"bearer":
+        given = [(name, value) for name, value in scope["headers"] if name in (b"authorization", b"x-api-key")]
+        if len(given) != 1:
             return False
+        [(name, key)] = given
+        if name == b"authorization":
+            scheme, _, key = key.partition(b" ")
+            if scheme.lower() != b"bearer":
+                return False
         digest = _digest(key.strip(b" "))
         # Every key is compared, in constant time, so that the time taken tells nothing.
         return sum([hmac.compare_digest(digest, own) for own in self._digests]) > 0

@@ -11,7 +11,7 @@ import logging
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.answer import error_response
+from server.answer import ErrorResponse
 from server.errors import InternalError
 from server.metrics import Metrics
 from server.protocol.checks import printable
@@ -55,7 +55,7 @@ class Edge:
             logger.exception("request %s failed", state["request_id"])
             if started:
                 raise  # the server closes the connection
-            await error_response(InternalError())(scope, receive, send_with_id)
+            await ErrorResponse(InternalError())(scope, receive, send_with_id)
 
 
 def _client_id(scope: Scope) -> str | None:

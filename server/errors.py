@@ -14,7 +14,8 @@
     └── Unavailable             503 service_unavailable     with Retry-After
 
 The body is always `{"error": {"message", "type", "param", "code"}}`, also for the framework's own refusals and for the
-data event of a stream that breaks. Messages are bounded. Knows nothing of routes or of the engine.
+data event of a stream that breaks; under /v1/messages it is Anthropic's. Messages are bounded. Knows nothing of routes
+or of the engine.
 """
 
 from __future__ import annotations
@@ -40,6 +41,15 @@ _PYDANTIC_WORDS = (
     (re.compile(r"be None$"), "be null"),
     (re.compile(r" after validation, not .*"), ""),
 )
+
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    500: "api_error",
+    503: "overloaded_error",
+}
 
 
 class APIError(Exception):
@@ -68,6 +78,11 @@ class APIError(Exception):
         return orjson.dumps(
             {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
         )
+
+    def anthropic_body(self, request_id: str) -> bytes:
+        """The same in the form that Anthropic's API has for it."""
+        error = {"type": _ANTHROPIC_TYPES.get(self.status, "invalid_request_error"), "message": self.message}
+        return orjson.dumps({"type": "error", "error": error, "request_id": request_id})
 
 
 class InvalidRequest(APIError):  # noqa: N818

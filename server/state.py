@@ -33,6 +33,7 @@ class ServerState:
     info: Mapping[str, Any] = field(default_factory=dict)  # what GET /info shows
     api_keys: Sequence[str] = ()  # none: everybody may
     open_metrics: bool = False  # GET /metrics without a key
+    allowed_origins: Sequence[str] = ()  # of web pages that may call; none: no page may
     max_body_bytes: int = DEFAULT_BODY_BYTES
     stall_seconds: float = 60.0  # without a finished step while there is work, after which `/ready` turns red
     keep_alive_seconds: float = 15.0  # of silence in a stream, after which a comment is sent

@@ -128,6 +128,7 @@ def _state(
         info={"plan": plan.as_dict(), "settings": _public(settings), "startup_seconds": phases.seconds},
         api_keys=settings.api_key,
         open_metrics=settings.open_metrics,
+        allowed_origins=settings.allowed_origins,
         max_body_bytes=settings.max_body_size,
     )
 

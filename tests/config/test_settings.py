@@ -85,6 +85,7 @@ OTHER_VALUES = {
     "host": "0.0.0.0",
     "port": "9",
     "api_key": "k",
+    "allowed_origins": "https://app.example",
     "open_metrics": "true",
     "max_logprobs": "9",
     "strict_fields": "true",

@@ -48,6 +48,16 @@ def test_unknown_paths_are_404_in_the_envelope(server: Any, path: str) -> None:
     assert server.error(response, 404)["type"] == "invalid_request_error"
 
 
+@pytest.mark.parametrize(
+    "path", ["embeddings", "audio/speech", "audio/transcriptions", "images/generations", "moderations", "files",
+             "batches", "realtime/sessions", "assistants", "vector_stores/x/search", "fine_tuning/jobs", "videos"]
+)  # fmt: skip
+def test_what_a_text_model_cannot_do_is_a_404_that_says_so(server: Any, path: str) -> None:
+    error = server.error(server.http.post(f"/v1/{path}", json={}), 404)
+    assert error["code"] == "not_served"
+    assert "text" in error["message"]
+
+
 @pytest.mark.parametrize(("method", "path", "allowed"), [
     ("GET", "/v1/completions", "POST"), ("PUT", "/v1/chat/completions", "POST"), ("POST", "/v1/models", "GET"),
     ("DELETE", "/v1/models/test", "GET"), ("POST", "/health", "GET"), ("PATCH", "/info", "GET"),
@@ -144,6 +154,66 @@ def test_posts_and_preflights_need_the_key_too(keyed: Any) -> None:
 def test_with_a_key_everything_is_open(keyed: Any, header: str) -> None:
     for path in ROUTES:
         assert keyed.http.get(path, headers={"authorization": header}).status_code == 200
+
+
+def test_the_key_may_come_as_anthropics_clients_send_it(keyed: Any) -> None:
+    assert keyed.http.get("/v1/models", headers={"x-api-key": "right"}).status_code == 200
+    assert keyed.http.get("/v1/models", headers={"x-api-key": "wrong"}).status_code == 401
+    both = {"x-api-key": "right", "authorization": "Bearer wrong"}
+    assert keyed.http.get("/v1/models", headers=both).status_code == 401
+
+
+def test_errors_under_anthropics_path_have_anthropics_form(keyed: Any) -> None:
+    key = {"x-api-key": "right"}
+    for response, status, kind in (
+        (keyed.http.post("/v1/messages"), 401, "authentication_error"),
+        (keyed.http.get("/v1/messages/nothing", headers=key), 404, "not_found_error"),
+    ):
+        assert response.status_code == status
+        body = response.json()
+        assert body["type"] == "error"
+        assert body["error"]["type"] == kind
+        assert body["error"]["message"]
+        assert body["request_id"] == response.headers["x-request-id"]
+
+
+PREFLIGHT = {"access-control-request-method": "POST", "access-control-request-headers": "authorization,content-type"}
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/nothing"])
+def test_preflights_of_allowed_origins_need_no_key(serving: Any, path: str) -> None:
+    app = "https://app.example"
+    with serving(api_keys=("right",), allowed_origins=(app, "https://b.example")) as server:
+        answer = server.http.options(path, headers={"origin": app, **PREFLIGHT})
+        assert answer.status_code == 200
+        assert answer.headers["x-request-id"]
+        assert answer.headers["access-control-allow-origin"] == app
+        assert "authorization" in answer.headers["access-control-allow-headers"]
+        assert "access-control-allow-credentials" not in answer.headers
+        foreign = server.http.options(path, headers={"origin": "https://evil.example", **PREFLIGHT})
+        assert foreign.status_code == 400
+        assert "error" in foreign.json()
+        assert "access-control-allow-origin" not in foreign.headers
+        refused = server.http.post(path, headers={"origin": app, "authorization": "Bearer wrong"})
+        assert refused.status_code == 401
+        assert refused.headers["access-control-allow-origin"] == app
+        assert "x-request-id" in refused.headers["access-control-expose-headers"]
+        headers = {"origin": app, "authorization": "Bearer right"}
+        body = {"model": server.model, "prompt": "Hello", "max_tokens": 2}
+        for stream in (False, True):
+            answer = server.http.post("/v1/completions", headers=headers, json={**body, "stream": stream})
+            assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, app)
+        answer = server.http.post("/v1/completions", headers={**headers, "origin": "https://evil.example"}, json=body)
+        assert "access-control-allow-origin" not in answer.headers
+
+
+def test_no_origin_is_allowed_unless_said(server: Any, keyed: Any) -> None:
+    headers = {"origin": "https://app.example", **PREFLIGHT}
+    assert server.error(server.http.options("/v1/completions", headers=headers), 405)
+    assert server.error(keyed.http.options("/v1/completions", headers=headers), 401)
+    response = server.http.post("/v1/completions", headers=headers, json={"model": server.model, "prompt": "Hello"})
+    assert response.status_code == 200
+    assert not [name for name in response.headers if name.startswith("access-control-")]
 
 
 def test_two_authorization_headers_are_none(keyed: Any) -> None:
