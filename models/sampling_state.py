@@ -22,7 +22,7 @@ from itertools import chain
 import numpy as np
 import numpy.typing as npt
 
-from models.sampling import F32, I32, I64, IN_PROMPT, SamplingBatch, SamplingParams
+from models.sampling import F32, I32, I64, IN_PROMPT, U32, SamplingBatch, SamplingParams
 
 GREEDY_BELOW = 1e-5  # a temperature under this is 0: even ties between equal logits are then settled as greedy does
 FIRST_COUNT_ROWS = 4
@@ -84,7 +84,7 @@ class SamplingState:
     """
 
     def __init__(self, max_sequences: int, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
-        self._vocab_size = vocab_size
+        self.vocab_size = vocab_size
         self._eos = eos_token_ids
         self._open: npt.NDArray[np.bool_] = np.zeros(max_sequences, np.bool_)
         self._temperature: F32 = np.zeros(max_sequences, np.float32)
@@ -115,13 +115,13 @@ class SamplingState:
         biases = self._biases_of(params)
         counts = None
         if params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1.0:
-            counts = np.bincount(outputs, minlength=self._vocab_size)
+            counts = np.bincount(outputs, minlength=self.vocab_size)
             counts[prompt] |= IN_PROMPT
         # What can be refused has been: from here on nothing fails half way.
         greedy = params.temperature < GREEDY_BELOW
         self._temperature[slot] = 0.0 if greedy else params.temperature
         self._top_p[slot] = 1.0 if greedy else params.top_p
-        self._top_k[slot] = 0 if greedy or not 0 < params.top_k < self._vocab_size else params.top_k
+        self._top_k[slot] = 0 if greedy or not 0 < params.top_k < self.vocab_size else params.top_k
         self._min_p[slot] = 0.0 if greedy else params.min_p
         self._seed[slot] = params.seed
         self._logprobs[slot] = -1 if params.logprobs is None else params.logprobs
@@ -160,7 +160,7 @@ class SamplingState:
         """
         if not slots.size:
             return
-        if tokens.min() < 0 or tokens.max() >= self._vocab_size:
+        if tokens.min() < 0 or tokens.max() >= self.vocab_size:
             raise ValueError("a token outside the vocabulary cannot be an output")
         np.add.at(self._outputs, slots, 1)
         rows = self._count_row[slots]
@@ -172,9 +172,15 @@ class SamplingState:
                 if slot in self._words:
                     self._words[slot].tail.append(token)
 
-    def batch(self, slots: I32, positions: I32, targets: I32) -> SamplingBatch:
+    def batch(
+        self, slots: I32, positions: I32, targets: I32, mask: U32 | None = None, mask_row: I32 | None = None
+    ) -> SamplingBatch:
         """The parameters of one step: for each logit row its slot, the index in the sequence of the token being chosen,
-        and the target, -1 to sample. The batch refers to `positions` and `targets`, which must not be changed."""
+        and the target, -1 to sample; `mask` and `mask_row` as in `SamplingBatch`.
+
+        The batch refers to `positions`, `targets` and the masks. The first two must not be changed; the masks may be
+        filled until the step runs.
+        """
         if targets.size and targets.max() >= 0:
             rows = self._gather(slots, targets)
         else:
@@ -207,6 +213,8 @@ class SamplingState:
             bias_row=bias_row,
             bias_token=bias_token,
             bias_value=bias_value,
+            mask=mask,
+            mask_row=mask_row,
         )
 
     def _gather(self, slots: I32, targets: I32) -> _Rows:
@@ -282,12 +290,12 @@ class SamplingState:
         singles = [word[0] for word in params.bad_words if len(word) == 1]
         biased_tokens = (token for token, _ in params.logit_bias)
         for token in chain(biased_tokens, params.allowed_token_ids or (), *params.bad_words):
-            if not 0 <= token < self._vocab_size:
-                raise ValueError(f"token {token} is outside the vocabulary of {self._vocab_size}")
+            if not 0 <= token < self.vocab_size:
+                raise ValueError(f"token {token} is outside the vocabulary of {self.vocab_size}")
         forbidden: set[int] = set()
         if params.min_tokens > 0:
-            forbidden = {t for t in (*self._eos, *params.stop_token_ids) if 0 <= t < self._vocab_size}
-        outside = np.zeros(self._vocab_size, np.bool_)
+            forbidden = {t for t in (*self._eos, *params.stop_token_ids) if 0 <= t < self.vocab_size}
+        outside = np.zeros(self.vocab_size, np.bool_)
         if params.allowed_token_ids is not None:
             outside[:] = True
             outside[list(params.allowed_token_ids)] = False
@@ -309,7 +317,7 @@ class SamplingState:
         if not self._free_count_rows:
             old = len(self._counts)
             new = min(max(2 * old, FIRST_COUNT_ROWS), len(self._open))
-            grown = np.zeros((new, self._vocab_size), np.int32)
+            grown = np.zeros((new, self.vocab_size), np.int32)
             grown[:old] = self._counts
             self._counts = grown
             self._free_count_rows = list(range(new - 1, old - 1, -1))

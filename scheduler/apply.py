@@ -11,7 +11,7 @@ import numpy as np
 
 from models.base import StepOutput
 from scheduler.batch import Step
-from scheduler.errors import NonFiniteLogits, SequenceFailed
+from scheduler.errors import ConstraintFailed, NonFiniteLogits, NothingAllowed, SequenceFailed
 from scheduler.request import Sequence, Status
 from scheduler.requests import Requests
 from scheduler.state import State
@@ -42,6 +42,8 @@ def apply(step: Step, output: StepOutput, state: State, requests: Requests, now:
         for sequence, row, token in zip(step.sampled, step.sampled_rows.tolist(), tokens.tolist(), strict=True):
             if sequence.finish_requested is None and sequence.status is Status.RUNNING:
                 try:
+                    if step.masks is not None and sequence in step.masks.errors:
+                        raise step.masks.errors[sequence]
                     _take(sequence, token, row, output, requests, now)
                 except Exception as error:
                     _fail(sequence, error, requests)
@@ -60,6 +62,9 @@ def apply(step: Step, output: StepOutput, state: State, requests: Requests, now:
 
 
 def _fail(sequence: Sequence, error: Exception, requests: Requests) -> None:
+    if isinstance(error, ConstraintFailed):
+        requests.fail(sequence.request.id, error)
+        return
     logger.exception("handling %r failed", sequence, exc_info=error)
     requests.fail(sequence.request.id, SequenceFailed(f"{type(error).__name__}: {error}"), keep=False)
 
@@ -97,8 +102,13 @@ def _fork(parent: Sequence, state: State, requests: Requests, now: float) -> lis
 def _take(sequence: Sequence, token: int, row: int, output: StepOutput, requests: Requests, now: float) -> None:
     """Add one sampled token, and finish the sequence if it is the last."""
     active = requests[sequence.request.id]
+    constraint = sequence.constraint
+    if constraint is not None and constraint.finished:  # it found out while filling: the token means nothing
+        requests.finish(sequence, "stop")
+        return
     if token < 0:
-        requests.fail(sequence.request.id, NonFiniteLogits("the model's logits are not finite"), keep=False)
+        error = NonFiniteLogits("the model's logits are not finite") if constraint is None else NothingAllowed()
+        requests.fail(sequence.request.id, error, keep=False)
         return
     generated = sequence.known - sequence.prompt_length
     sequence.append(token)
@@ -114,6 +124,11 @@ def _take(sequence: Sequence, token: int, row: int, output: StepOutput, requests
         return
     logprob = None if params.logprobs is None else _logprob(output, row, params.logprobs)
     active.stream.put_token(sequence.index, token, logprob, sequence.cached_tokens)
+    if constraint is not None:
+        constraint.accept(token)
+        if constraint.finished:
+            requests.finish(sequence, "stop")
+            return
     if sequence.known >= sequence.known_limit:
         requests.finish(sequence, "length")
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from models.base import Batch
+from scheduler.constraint import Masks
 from scheduler.plan import StepPlan
 from scheduler.request import I32, Sequence, Status
 from scheduler.state import State
@@ -22,7 +23,7 @@ class Step:
 
     `sampled[i]` reads logit row `sampled_rows[i]`. `scored` has (sequence, first logit row, rows): the logprobs of the
     prompt tokens `sequence.scored` .. of it. `parents` have computed their whole prompt with this step and fork after
-    it.
+    it. `masks` are to be filled before the batch is run; None when nobody is constrained.
     """
 
     plan: StepPlan
@@ -31,6 +32,7 @@ class Step:
     sampled_rows: I32  # [len(sampled)]
     scored: list[tuple[Sequence, int, int]]
     parents: list[Sequence]
+    masks: Masks | None = None
 
 
 def build(plan: StepPlan, state: State) -> Step:
@@ -88,6 +90,12 @@ def build(plan: StepPlan, state: State) -> Step:
                         slots.append(child.slot)
         first = after
 
+    constrained = {
+        row: sequence
+        for sequence, row in zip(sampled, sampled_rows, strict=True)
+        if sequence.request.constraint is not None
+    }
+    masks = Masks(constrained, len(logit_rows), state.sampling.vocab_size) if constrained else None
     logits = np.array(logit_rows, np.int32)
     target = np.full(len(logits), -1, np.int32)
     for row, tokens in targets:
@@ -101,6 +109,12 @@ def build(plan: StepPlan, state: State) -> Step:
         page_tables=kv.tables.gather(np.array(pages, np.intp), width),
         copies=kv.drain_copies(),
         logit_rows=logits,
-        sampling=state.sampling.batch(np.array(slots, np.int32), positions[logits] + 1, target),
+        sampling=state.sampling.batch(
+            np.array(slots, np.int32),
+            positions[logits] + 1,
+            target,
+            None if masks is None else masks.allowed,
+            None if masks is None else masks.rows,
+        ),
     )
-    return Step(plan, batch, sampled, np.array(sampled_rows, np.intp), scored, parents)
+    return Step(plan, batch, sampled, np.array(sampled_rows, np.intp), scored, parents, masks)

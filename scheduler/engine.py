@@ -230,7 +230,7 @@ class Engine:
                 self._wake.clear()
                 continue
             self._requests.step_in_flight = True
-            future = loop.run_in_executor(self._thread, self._runner.run, step.batch)
+            future = loop.run_in_executor(self._thread, self._compute, step)
             # From here to the await is work that the model's computation hides.
             self._publish(previous)
             record = previous = self._record(step, started, planned)
@@ -241,6 +241,12 @@ class Engine:
                 self._step_failed(step.plan, error)
         self._publish(previous)
 
+    def _compute(self, step: Step) -> StepOutput:
+        """In the model's thread."""
+        if step.masks is not None:
+            step.masks.fill()
+        return self._runner.run(step.batch)
+
     async def _finish_step(
         self, step: Step, future: asyncio.Future[StepOutput], record: StepRecord, started: float
     ) -> None:
@@ -250,6 +256,8 @@ class Engine:
             self._requests.step_in_flight = False
         ended = self._clock()
         record.run_seconds = ended - started
+        if step.masks is not None:
+            record.mask_seconds = step.masks.seconds
         before = len(self._requests)
         apply(step, output, self._state, self._requests, ended)
         self._failed_steps = 0

@@ -8,6 +8,8 @@ SchedulerError
 │   └── DuplicateRequest   an id that is still in use
 └── RequestFailed          after submit: comes as the `error` of an Update
     ├── NonFiniteLogits    the model gave infinities or NaN for this request's row
+    ├── NothingAllowed     no token was both allowed by the request's constraint and possible
+    ├── ConstraintFailed   raised by a constraint that cannot go on
     ├── OutOfPages         alone in the pool, and still without room
     ├── StepFailed         the step it was part of raised
     ├── SequenceFailed     handling this request's own part of a step raised
@@ -66,6 +68,17 @@ class RequestFailed(SchedulerError):  # noqa: N818
 
 class NonFiniteLogits(RequestFailed):
     """The model's output for this request was not a number."""
+
+
+class NothingAllowed(RequestFailed):
+    """The constraint and the rest of what the request asks for leave no token to choose."""
+
+    def __init__(self) -> None:
+        super().__init__("no token that the constraint allows had a finite logit")
+
+
+class ConstraintFailed(RequestFailed):
+    """For constraints to raise: following them has become too costly."""
 
 
 class OutOfPages(RequestFailed):

@@ -22,6 +22,7 @@ class StepRecord:
     time: float  # when planning began
     plan_seconds: float = 0.0  # planning and building the batch
     run_seconds: float = 0.0  # the model, with the way to its thread and back
+    mask_seconds: float = 0.0  # of run_seconds: finding out what constraints allow
     apply_seconds: float = 0.0
     rows: int = 0
     prefill_tokens: int = 0  # rows of sequences that had more than one token to compute

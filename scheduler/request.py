@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from kvstore.sequence import KVSequence
 from models.sampling import SamplingParams
+from scheduler.constraint import TokenConstraint
 
 I32 = npt.NDArray[np.int32]
 
@@ -42,6 +43,7 @@ class Request:
     priority: int = 0  # lower runs first; only under the priority policy
     namespace: Hashable = None  # prefixes are shared inside one namespace only
     arrival: float | None = None  # clock reading when the client's request came in; None: when it is submitted
+    constraint: TokenConstraint | None = None  # what each choice may say; forked for each, never used itself
 
 
 class Status(Enum):
@@ -62,6 +64,7 @@ class Sequence:
         "buffer",
         "cached_tokens",
         "computed",
+        "constraint",
         "finish_reason",
         "finish_requested",
         "first_token_at",
@@ -110,6 +113,8 @@ class Sequence:
         self.stop_ids = frozenset(
             params.stop_token_ids if params.ignore_eos else (*params.stop_token_ids, *eos_token_ids)
         )
+
+        self.constraint: TokenConstraint | None = None  # forked from the request's when it is first asked
 
         self.status = Status.QUEUED if index == 0 else Status.PENDING
         self.kv: KVSequence | None = None

@@ -24,6 +24,7 @@ from models.sampling_state import SamplingState
 from scheduler.apply import apply
 from scheduler.batch import build
 from scheduler.engine import Engine
+from scheduler.errors import ConstraintFailed
 from scheduler.journal import Journal, StepRecord
 from scheduler.limits import Limits
 from scheduler.plan import StepPlan, plan
@@ -45,6 +46,52 @@ def mix(x: int) -> int:
 
 def choose(state: int, seed: int, position: int, counts: int) -> int:
     return mix(state + 3 * mix(seed) + 5 * mix(position) + 7 * mix(counts)) % VOCAB
+
+
+def nearest(token: int, allowed: set[int]) -> int:
+    """The first allowed token from `token` on, around the end; -1 when there is none."""
+    return next(((token + i) % VOCAB for i in range(VOCAB) if (token + i) % VOCAB in allowed), -1)
+
+
+def bits_of(mask: np.ndarray) -> set[int]:
+    return {token for token in range(VOCAB) if int(mask[token // 32]) >> token % 32 & 1}
+
+
+class Rule:
+    """A constraint: what may come next depends on the sum of the tokens so far; all is said after `length` of them.
+
+    `tells` says when it knows that nothing may follow: with the last token, only when asked for more, or never, so that
+    an eos token has to end the text.
+    """
+
+    def __init__(self, length: int, tells: str = "at once") -> None:
+        self.length, self.tells = length, tells
+        self.tokens: list[int] = []
+        self.finished = False
+        self.broken_after: int | None = None
+
+    def allowed(self) -> set[int]:
+        if len(self.tokens) >= self.length:
+            return {EOS}
+        return {token for token in range(VOCAB) if (token + sum(self.tokens)) % 3 == 0 and token != EOS}
+
+    def fill(self, allowed: np.ndarray) -> None:
+        if self.broken_after is not None and len(self.tokens) >= self.broken_after:
+            raise ConstraintFailed("too costly")
+        allowed[:] = 0
+        for token in self.allowed():
+            allowed[token // 32] |= np.uint32(1 << token % 32)
+        self.finished = self.tells == "when asked" and len(self.tokens) >= self.length
+
+    def accept(self, token: int) -> None:
+        assert token in self.allowed()
+        self.tokens.append(token)
+        self.finished = self.tells == "at once" and len(self.tokens) >= self.length
+
+    def fork(self) -> Rule:
+        copy = Rule(self.length, self.tells)
+        copy.tokens, copy.broken_after = list(self.tokens), self.broken_after
+        return copy
 
 
 def logprob_of(state: int, token: int) -> float:
@@ -146,6 +193,8 @@ class FakeRunner:
                 if sampling.counts is not None and sampling.count_row[i] >= 0:
                     counts = count_digest(sampling.counts[sampling.count_row[i]])
                 token = choose(state, seed, len(slots), counts)
+                if sampling.mask is not None and sampling.mask_row is not None and sampling.mask_row[i] >= 0:
+                    token = nearest(token, bits_of(sampling.mask[sampling.mask_row[i]]))
                 if self.broken_token is not None and (self.tokens[pages, slots % page_size] == self.broken_token).any():
                     token = -1
             tokens[i], logprobs[i] = token, logprob_of(state, token)
@@ -201,6 +250,7 @@ def expected(request: Request, index: int = 0, context_limit: int = 8192) -> Ans
     penalised = params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1
     answer.finish_reason = "length"
     limit = min(len(prompt) + params.max_tokens, context_limit)
+    rule = None if request.constraint is None else request.constraint.fork()
     while len(tokens) < limit:
         counts = 0
         if penalised:
@@ -209,6 +259,11 @@ def expected(request: Request, index: int = 0, context_limit: int = 8192) -> Ans
             counts = count_digest(row)
         seed = derive_seed(params.seed, index) if params.temperature else 0
         token = choose(state(len(tokens)), seed, len(tokens), counts)
+        if isinstance(rule, Rule):
+            if rule.tells == "when asked" and len(rule.tokens) >= rule.length:
+                answer.finish_reason = "stop"
+                break
+            token = nearest(token, rule.allowed())
         if token in stops and len(tokens) - len(prompt) >= params.min_tokens:
             answer.finish_reason, answer.stop_token = "stop", token
             break
@@ -216,6 +271,11 @@ def expected(request: Request, index: int = 0, context_limit: int = 8192) -> Ans
             answer.logprobs = [*(answer.logprobs or []), scored(len(tokens), token, params.logprobs)]
         answer.tokens.append(token)
         tokens.append(token)
+        if rule is not None:
+            rule.accept(token)
+            if rule.finished:
+                answer.finish_reason = "stop"
+                break
     return answer
 
 
@@ -277,6 +337,8 @@ class Bench:
             assert len(step.batch.token_ids) <= (budget or self.limits.max_num_batched_tokens)
             assert len(step.batch.query_starts) - 1 <= self.limits.max_num_seqs
             self.requests.step_in_flight = True
+            if step.masks is not None:
+                step.masks.fill()
             output = self.runner.run(step.batch)
             self.requests.step_in_flight = False
             apply(step, output, self.state, self.requests, self.clock())
@@ -352,7 +414,9 @@ class EngineBench:
 
 def make_request(request_id: str, prompt: Iterable[int], **options: Any) -> Request:
     """Keyword arguments of Request, and of SamplingParams for the rest."""
-    fields = {name: options.pop(name) for name in ("n", "priority", "namespace", "arrival") if name in options}
+    fields = {
+        name: options.pop(name) for name in ("n", "priority", "namespace", "arrival", "constraint") if name in options
+    }
     params = SamplingParams(**{"seed": 1, "max_tokens": 8, "ignore_eos": True} | options)
     return Request(request_id, np.array(list(prompt), np.int32), params, **fields)
 
@@ -382,6 +446,7 @@ class Tools:
     read = staticmethod(read)
     run_engine = staticmethod(run_engine)
     FakeClock = FakeClock
+    Rule = Rule
     EOS = EOS
     VOCAB = VOCAB
 

@@ -25,6 +25,12 @@ def random_request(tools: Any, rng: random.Random, name: str, heads: list[list[i
         "logprobs": rng.choice([None, None, 0, 2]),
         "prompt_logprobs": rng.choice([None, None, None, 1]),
     }
+    if rng.random() < 0.3:
+        # A text that only an eos token can end has to let one end it.
+        tells = rng.choice(["at once", "when asked", "never"])
+        options["constraint"] = tools.Rule(rng.randint(0, 12), tells)
+        if tells == "never":
+            options |= {"ignore_eos": False, "min_tokens": 0}
     return tools.request(name, prompt, **(options | fixed))
 
 
