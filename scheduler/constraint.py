@@ -48,8 +48,8 @@ class TokenConstraint(Protocol):
 class Masks:
     """The masks of the constrained rows of one step.
 
-    `errors` holds what went wrong while filling. Such a row allows everything, and its choice is to be failed. `seconds`
-    is how long filling took.
+    `errors` holds what went wrong while filling: such a row allows everything, and its choice is to be failed.
+    `seconds` is how long filling took.
     """
 
     __slots__ = ("_sequences", "allowed", "errors", "rows", "seconds")
