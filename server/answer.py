@@ -19,9 +19,10 @@ def json_response(body: bytes, status: int = 200, headers: Mapping[str, str] | N
     return Response(body, status, headers, media_type="application/json")
 
 
-def object_response(value: Any, status: int = 200) -> Response:
+def object_response(value: Any, headers: Mapping[str, str] | None = None) -> Response:
     """For answers that are not many. Keys and values are whatever orjson takes."""
-    return json_response(orjson.dumps(value, option=orjson.OPT_SERIALIZE_DATACLASS | orjson.OPT_NON_STR_KEYS), status)
+    options = orjson.OPT_SERIALIZE_DATACLASS | orjson.OPT_NON_STR_KEYS
+    return json_response(orjson.dumps(value, option=options), headers=headers)
 
 
 class ErrorResponse(Response):

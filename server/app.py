@@ -28,7 +28,8 @@ from server.edge import Edge
 from server.errors import APIError, InvalidRequest, MethodNotAllowed, NotFound, field_path, shown
 from server.protocol.chat import ChatCompletionRequest
 from server.protocol.completions import CompletionRequest
-from server.routes import chat, completions, health, info, models
+from server.protocol.tokens import DetokenizeRequest, TokenizeChatRequest, TokenizeRequest
+from server.routes import chat, completions, health, info, models, tokens
 from server.routes.generating import IGNORED_HEADER
 from server.state import ServerState
 
@@ -39,7 +40,7 @@ UNSERVED = frozenset({
     "files", "fine_tuning", "images", "moderations", "realtime", "threads", "uploads", "vector_stores", "videos",
 })
 # fmt: on
-BODIES = (CompletionRequest, ChatCompletionRequest)
+BODIES = (CompletionRequest, ChatCompletionRequest, TokenizeRequest, TokenizeChatRequest, DetokenizeRequest)
 
 
 class Application(FastAPI):
@@ -82,7 +83,7 @@ def create_app(state: ServerState) -> FastAPI:
         redirect_slashes=False,  # a path that is nearly right is a 404, not a detour around the API key
         lifespan=lifespan,
     )
-    for module in (completions, chat, models, health, info):
+    for module in (completions, chat, tokens, models, health, info):
         app.include_router(module.router(state))
     app.add_exception_handler(APIError, _api_error)
     app.add_exception_handler(HTTPException, _http_error)

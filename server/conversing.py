@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from scheduler.request import Request as EngineRequest
 from server.generation import Echo, Generation
 from server.intake import LengthPolicy, engine_request, sampling_params
 from server.protocol.chat import ChatCompletionRequest
@@ -24,11 +25,11 @@ async def prompt_of(state: ServerState, fields: ChatCompletionRequest) -> list[i
     return await state.tokenizing.run(_tokenised, state.tokenizing, fields)
 
 
-async def begin(
+async def request_of(
     state: ServerState, fields: ChatCompletionRequest, prompt: list[int], request_id: str, arrival: float
-) -> tuple[Generation, Sequence[Echo]]:
-    """Hand the conversation to the engine. Raises an APIError when it is refused."""
-    work = engine_request(
+) -> EngineRequest:
+    """What the engine is asked for. Raises an APIError when prompt or answer do not fit."""
+    return engine_request(
         request_id,
         prompt,
         sampling_params(
@@ -43,6 +44,13 @@ async def begin(
         max_model_len=state.limits.max_model_len,
         arrival=arrival,
     )
+
+
+async def begin(
+    state: ServerState, fields: ChatCompletionRequest, prompt: list[int], request_id: str, arrival: float
+) -> tuple[Generation, Sequence[Echo]]:
+    """Hand the conversation to the engine. Raises an APIError when it is refused."""
+    work = await request_of(state, fields, prompt, request_id, arrival)
     echoes = [] if fields.prompt_logprobs is None else [Echo(None, work.prompt.tolist(), scored=True)]
     return generation(state, [work], text_options(fields, logprobs=bool(fields.logprobs)), echoes), echoes
 

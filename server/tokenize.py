@@ -76,6 +76,10 @@ class Tokenizing:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
+    def names_of(self, tokens: Sequence[int]) -> list[str | None]:
+        """What the tokenizer calls each of these tokens; None for padding of the embedding."""
+        return list(map(self._tokenizer.id_to_token, tokens))
+
     def bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """The runs of tokens that spell these words inside a text, with and without a space before them."""
         spelled = [spelling for word in words for spelling in (word, " " + word.lstrip())]

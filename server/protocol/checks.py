@@ -96,7 +96,7 @@ REFUSED: Mapping[type[Fields], Mapping[str, Refusal]] = {
 
 def check_names(body: Mapping[str, object], model: type[Fields]) -> tuple[str, ...]:
     """Refuse fields that are refused by name, and misspelt ones. Returns the names that are not known."""
-    refused = REFUSED[model]
+    refused = next((REFUSED[kind] for kind in model.__mro__ if kind in REFUSED), {})
     unknown = []
     for name, value in body.items():
         if name in refused:
@@ -111,9 +111,11 @@ def check_names(body: Mapping[str, object], model: type[Fields]) -> tuple[str, .
     return tuple(unknown)
 
 
-def unknown_inside(request: GenerationFields) -> tuple[str, ...]:
+def unknown_inside(request: Fields) -> tuple[str, ...]:
     """Names inside messages and options that are not known and hold something."""
-    places: list[tuple[str, Fields | None]] = [("stream_options", request.stream_options)]
+    places: list[tuple[str, Fields | None]] = []
+    if isinstance(request, GenerationFields):
+        places.append(("stream_options", request.stream_options))
     if isinstance(request, ChatCompletionRequest):
         places += [("messages[]", message) for message in request.messages]
     found = {
@@ -133,9 +135,9 @@ def unknown_field(name: str, hint: str = "") -> InvalidRequest:
 
 def check_common(request: GenerationFields, limits: ServerLimits) -> None:
     """The rules of every request that generates."""
-    _check_ids(request.logit_bias or (), "logit_bias", limits)
-    _check_ids(request.stop_token_ids or (), "stop_token_ids", limits)
-    _check_ids(request.allowed_token_ids or (), "allowed_token_ids", limits)
+    check_ids(request.logit_bias or (), "logit_bias", limits)
+    check_ids(request.stop_token_ids or (), "stop_token_ids", limits)
+    check_ids(request.allowed_token_ids or (), "allowed_token_ids", limits)
     if request.prompt_logprobs is not None:
         _check_at_most(request.prompt_logprobs, limits.max_logprobs, "prompt_logprobs")
         if request.stream:
@@ -163,7 +165,7 @@ def check_completion(request: CompletionRequest, limits: ServerLimits) -> None:
     check_common(request, limits)
     for prompt in request.prompt:
         if isinstance(prompt, list):
-            _check_ids(prompt, "prompt", limits)
+            check_ids(prompt, "prompt", limits)
     if request.logprobs is not None:
         _check_at_most(request.logprobs, limits.max_completion_logprobs, "logprobs")
     if request.max_tokens == 0 and not request.echo and request.prompt_logprobs is None:
@@ -212,7 +214,8 @@ def _check_message_content(index: int, missing: bool) -> None:
         raise InvalidRequest(f"'{param}' is required.", param=param, code="missing_required_parameter")
 
 
-def _check_ids(ids: Collection[int], field: str, limits: ServerLimits) -> None:
+def check_ids(ids: Collection[int], field: str, limits: ServerLimits) -> None:
+    """Raises InvalidRequest for an id that the model does not have."""
     if not ids or (min(ids) >= 0 and max(ids) < limits.vocab_size):
         return
     for token in ids:

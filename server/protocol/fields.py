@@ -74,6 +74,7 @@ Int = Annotated[int, BeforeValidator(whole)]
 Int64 = Annotated[Int, Field(ge=-(2**63), le=2**63 - 1)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Penalty = Annotated[Number, Field(ge=-2, le=2)]
+ModelName = Annotated[str, Field(min_length=1, max_length=1024)]
 Label = Annotated[str, Field(max_length=512)]
 Stops = Annotated[list[str], BeforeValidator(_stops), Field(max_length=MAX_STOPS)]
 Biases = Annotated[dict[int, float], BeforeValidator(_biases)]
@@ -93,7 +94,7 @@ class StreamOptions(Fields):
 class GenerationFields(Fields):
     """What completions and chat completions have in common."""
 
-    model: Annotated[str, Field(min_length=1, max_length=1024)]
+    model: ModelName
     n: Annotated[Int, Field(ge=1, le=128)] | None = None
     temperature: Annotated[Number, Field(ge=0, le=2)] | None = None
     top_p: Annotated[Number, Field(gt=0, le=1)] | None = None

@@ -16,7 +16,7 @@ from server.choice import TextOptions
 from server.errors import InvalidRequest, bounded, from_validation
 from server.generation import ClientGone, Echo, Generation
 from server.protocol.checks import check_names, printable, unknown_field, unknown_inside
-from server.protocol.fields import GenerationFields
+from server.protocol.fields import Fields, GenerationFields
 from server.replies.head import Collected
 from server.replies.logprobs import LogprobShapes
 from server.state import ServerState
@@ -25,12 +25,16 @@ from server.streaming import collected
 IGNORED_HEADER = "x-octavo-ignored"
 CLIENT_CLOSED = 499  # nginx's number for it; nobody is there to read it
 
-T = TypeVar("T", bound=GenerationFields)
+T = TypeVar("T", bound=Fields)
 
 
 async def parsed(request: Request, state: ServerState, model: type[T]) -> tuple[T, dict[str, str]]:
     """The body, validated as far as its types say, and the headers that its answer gets."""
-    body = await read_json(request, state.max_body_bytes)
+    return validated(request, state, await read_json(request, state.max_body_bytes), model)
+
+
+def validated(request: Request, state: ServerState, body: dict[str, Any], model: type[T]) -> tuple[T, dict[str, str]]:
+    """What `parsed` makes of a body that has been read."""
     ignored = check_names(body, model)
     try:
         fields = model.model_validate(body)
@@ -39,9 +43,10 @@ async def parsed(request: Request, state: ServerState, model: type[T]) -> tuple[
     ignored += unknown_inside(fields)
     if ignored and state.limits.strict_fields:
         raise unknown_field(ignored[0])
-    state.require_model(fields.model)
-    if fields.request_id is not None and printable(fields.request_id):
-        request.state.request_id = fields.request_id
+    state.require_model(fields.model)  # type: ignore[attr-defined]  # every body names one
+    request_id = getattr(fields, "request_id", None)
+    if request_id is not None and printable(request_id):
+        request.state.request_id = request_id
     names = [bounded(name, 40) for name in ignored if printable(name)][:20]
     return fields, {IGNORED_HEADER: ",".join(names)} if names else {}
 
@@ -93,7 +98,8 @@ async def all_of(work: Generation, request: Request) -> list[Collected] | Respon
         return json_response(b"{}", CLIENT_CLOSED)
 
 
-def body_of(model: type[GenerationFields]) -> dict[str, object]:
-    """The body in the OpenAPI description; the route itself reads it as bytes."""
-    reference = {"$ref": f"#/components/schemas/{model.__name__}"}
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": reference}}}}
+def body_of(*models: type[Fields]) -> dict[str, object]:
+    """The body in the OpenAPI description, one of several if need be; the route itself reads it as bytes."""
+    references = [{"$ref": f"#/components/schemas/{model.__name__}"} for model in models]
+    schema = references[0] if len(references) == 1 else {"anyOf": references}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}

@@ -8,9 +8,8 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from server.protocol.chat import ChatCompletionRequest
+from server.app import BODIES
 from server.protocol.checks import REFUSED
-from server.protocol.completions import CompletionRequest
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "api.md").read_text(encoding="utf-8")
 NAMED = set(re.findall(r"`/?([\w]+)[^`]*`", DOCUMENT))
@@ -19,7 +18,7 @@ UNSAID = {"media_io_kwargs", "mm_processor_kwargs", "echo", "best_of"}
 
 
 def test_every_field_is_documented() -> None:
-    fields = {*CompletionRequest.model_fields, *ChatCompletionRequest.model_fields}
+    fields = {name for body in BODIES for name in body.model_fields}
     fields |= {name for refused in REFUSED.values() for name in refused} - UNSAID
     assert fields - NAMED == set()
 
