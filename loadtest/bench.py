@@ -12,31 +12,23 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
-import platform
 import shlex
-import socket
-import subprocess
 import sys
-import time
-import urllib.request
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import psutil
 from rich.console import Console
 from rich.table import Table
 
 from loadtest.driver import Answer, Figures, drive, summarise
+from loadtest.ratios import tpot_spread
+from loadtest.results import RESULTS, new_path, write
+from loadtest.servers import Server, daemon, first_model, get_json
 from loadtest.workloads import KINDS, make
 
 STANDARD = ("single:2:1", "decode:16:16", "chat:48:16", "prefix:40:8", "prefill:16:4", "long:6:3")
-RESULTS = Path("bench-results")
-START_SECONDS = 300.0  # a first start may have kernels to compile and a file to convert
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +50,6 @@ class Run:
         return cls(kind, int(numbers[0]), int(numbers[1]))
 
 
-@dataclass(frozen=True, slots=True)
-class Server:
-    """A server that answers at `url`; `pid` when it was started here."""
-
-    url: str
-    model: str
-    pid: int | None = None
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark; 1 when any request failed."""
     options = _parser().parse_args(arguments)
@@ -74,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = Console()
     try:
         if options.url:
-            server = Server(options.url, options.model or _first_model(options.url))
+            server = Server(options.url, options.model or first_model(options.url))
             return _measure(server, runs, options.seed, console)
         with daemon(shlex.split(options.serve)) as server:
             return _measure(server, runs, options.seed, console)
@@ -93,34 +76,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", help="what that server calls its model; the first it lists when not given")
     parser.add_argument("--seed", type=int, default=1, help="of the request sets")
     return parser
-
-
-@contextmanager
-def daemon(flags: Sequence[str]) -> Iterator[Server]:
-    """The daemon on a free port for as long as the block lasts. Raises RuntimeError when it does not get ready."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "server.cli", "serve", *flags, "--host", "127.0.0.1", "--port", str(port)]
-    url = f"http://127.0.0.1:{port}"
-    process = subprocess.Popen(command)
-    try:
-        deadline = time.monotonic() + START_SECONDS
-        while not _ready(url):
-            if process.poll() is not None:
-                raise RuntimeError(f"the daemon ended with exit code {process.returncode} before it was ready")
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"the daemon was not ready after {START_SECONDS:.0f} s")
-            time.sleep(0.05)
-        yield Server(url, _first_model(url), process.pid)
-        if process.poll() is not None:
-            raise RuntimeError(f"the daemon ended with exit code {process.returncode} while it was measured")
-    finally:
-        process.terminate()
-        try:
-            process.wait(timeout=30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
 
 
 def _measure(server: Server, runs: Sequence[Run], seed: int, console: Console) -> int:
@@ -152,7 +107,7 @@ def table(results: Sequence[Figures]) -> Table:
     """The figures for people. Throughput is of output tokens, and of prompt tokens beside it."""
     shown = Table(box=None, header_style="bold")
     shown.add_column("set")
-    for heading in ("requests", "TTFT p50", "p99 ms", "TPOT p50", "p99 ms", "out tok/s", "in tok/s"):
+    for heading in ("requests", "TTFT p50", "p99 ms", "TPOT p50", "p99 ms", "p99/p50", "out tok/s", "in tok/s"):
         shown.add_column(heading, justify="right", no_wrap=True)
     for row in results:
         times = (row.ttft_p50, row.ttft_p99, row.tpot_p50, row.tpot_p99)
@@ -160,6 +115,7 @@ def table(results: Sequence[Figures]) -> Table:
             row.kind,
             f"{row.requests} / {row.concurrency}",
             *("-" if value is None else f"{value:.0f}" if value >= 100 else f"{value:.1f}" for value in times),
+            "-" if (spread := tpot_spread(row)) is None else f"{spread:.2f}",
             f"{row.output_tokens_per_second:.1f}",
             f"{row.prompt_tokens_per_second:.0f}",
         )
@@ -168,26 +124,23 @@ def table(results: Sequence[Figures]) -> Table:
 
 def save(results: Sequence[Figures], server: Server, memory: dict[str, int]) -> Path:
     """Write the figures with the machine they are of, in a new file."""
-    now = datetime.now(UTC)
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{now:%Y%m%d-%H%M%S}.json"
-    machine = {"system": platform.platform(), "cpus": psutil.cpu_count(), "memory_bytes": psutil.virtual_memory().total}
-    content = {
-        "time": now.isoformat(timespec="seconds"),
-        "machine": machine,
-        "python": platform.python_version(),
-        "model": server.model,
-        "memory": memory,
-        "info": _get(f"{server.url}/info"),
-        "figures": [asdict(figures) for figures in results],
-    }
-    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    path = new_path(RESULTS)
+    write(
+        path,
+        {
+            "model": server.model,
+            "ready_seconds": server.ready_seconds,
+            "memory": memory,
+            "info": get_json(f"{server.url}/info"),
+            "figures": [asdict(figures) for figures in results],
+        },
+    )
     return path
 
 
 def _memory(server: Server) -> dict[str, int]:
     """Bytes the daemon holds, and what its plan says that weights and KV pool take; empty for a server not ours."""
-    info = _get(f"{server.url}/info")
+    info = get_json(f"{server.url}/info")
     plan = info.get("plan") if isinstance(info, dict) else None
     if server.pid is None or not isinstance(plan, dict):
         return {}
@@ -199,30 +152,6 @@ def _memory_line(memory: dict[str, int]) -> str:
     mib = {name: size >> 20 for name, size in memory.items()}
     rest = mib["resident"] - mib["weights"] - mib["kv_pool"]
     return f"resident {mib['resident']} MiB = weights {mib['weights']} + KV pool {mib['kv_pool']} + {rest}"
-
-
-def _ready(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(f"{url}/ready", timeout=2) as answer:
-            return bool(answer.status == 200)
-    except OSError:
-        return False
-
-
-def _first_model(url: str) -> str:
-    models = _get(f"{url}/v1/models")
-    if not isinstance(models, dict) or not models.get("data"):
-        raise RuntimeError(f"{url} lists no models")
-    return str(models["data"][0]["id"])
-
-
-def _get(url: str) -> Any:
-    """The JSON there; None when there is none."""
-    try:
-        with urllib.request.urlopen(url, timeout=5) as answer:
-            return json.load(answer)
-    except (OSError, ValueError):
-        return None
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ class Answer:
     text: str = ""
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    cached_tokens: int = 0  # of the prompt, found in the server's prefix cache; 0 where it does not say
     error: str | None = None
 
     @property
@@ -58,6 +59,7 @@ class Figures:
     ttft_p99: float | None
     tpot_p50: float | None
     tpot_p99: float | None
+    cached_tokens: int = 0  # of the prompts, where the server says so
 
 
 async def drive(
@@ -103,6 +105,7 @@ def summarise(kind: str, concurrency: int, answers: Sequence[Answer], wall_secon
         ttft_p99=quantile_ms(ttft, 0.99),
         tpot_p50=quantile_ms(tpot, 0.5),
         tpot_p99=quantile_ms(tpot, 0.99),
+        cached_tokens=sum(answer.cached_tokens for answer in good),
     )
 
 
@@ -155,6 +158,7 @@ async def _read(reader: asyncio.StreamReader, answer: Answer) -> None:
         if usage := event.get("usage"):
             answer.prompt_tokens = usage["prompt_tokens"]
             answer.completion_tokens = usage["completion_tokens"]
+            answer.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
         if (choices := event.get("choices")) and (text := choices[0].get("text")):
             answer.stamps.append(time.perf_counter())
             answer.text += text

@@ -73,6 +73,19 @@ def test_events_may_be_cut_anywhere(size: int) -> None:
     assert run(reply(chunked(*pieces)), ONE)[0].text == "aéc"
 
 
+def test_cached_prompt_tokens_are_counted_where_the_server_tells() -> None:
+    usage = {"prompt_tokens": 7, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 5}}
+    [told] = run(reply(chunked(stream("a"), event(choices=[], usage=usage))), ONE)
+    assert told.cached_tokens == 0  # what follows [DONE] is not read
+    [told] = run(
+        reply(chunked(event(choices=[{"text": "a"}]), event(choices=[], usage=usage), b"data: [DONE]\n\n")), ONE
+    )
+    assert told.cached_tokens == 5
+    [untold] = run(reply(chunked(event(choices=[], usage=usage | {"prompt_tokens_details": None}), stream("a"))), ONE)
+    assert untold.cached_tokens == 0
+    assert summarise("chat", 1, [told, untold], 1.0).cached_tokens == 5
+
+
 def test_an_answer_may_end_with_the_connection() -> None:
     [answer] = run(reply(b"HTTP/1.1 200 OK\r\n\r\n" + stream("a")), ONE)
     assert (answer.text, answer.error) == ("a", None)

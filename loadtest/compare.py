@@ -1,0 +1,253 @@
+"""`make bench PEERS=1`: Octavo and its peers on the same request sets, one server at a time, and one table of ratios.
+
+    python -m loadtest.compare --peers openvino,vllm --seeds 1,2,3
+    python -m loadtest.compare --peers openvino single:1:1          only these sets
+    python -m loadtest.compare --show bench-results/FILE.json       the tables of a run that was kept
+
+Peers are installed into a cache folder when they are first needed (`PEERS_DIR`). Octavo serves through HTTP;
+against peers that have only a bfloat16 model it is measured in bfloat16 too. Let nothing else run: it takes an hour.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import psutil
+from rich.console import Console
+from rich.table import Table
+
+from loadtest.bench import STANDARD, Run, measure
+from loadtest.driver import Figures
+from loadtest.peers.catalogue import KV_GIB, PEERS, Peer, cache_folder, chosen, python_path
+from loadtest.peers.install import install, model_for, version
+from loadtest.ratios import (
+    MOST_TPOT_SPREAD,
+    Ceilings,
+    Cost,
+    Measured,
+    Row,
+    ceiling_rows,
+    figure_rows,
+    markdown,
+    medians,
+    ratio_rows,
+    slower,
+    tpot_spread,
+)
+from loadtest.results import RESULTS, new_path, write
+from loadtest.servers import Server, daemon
+
+FLAGS = {"stored": [], "bfloat16": ["--dtype", "bfloat16", "--quantization", "none"]}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure and print; 1 when anything failed."""
+    options = _parser().parse_args(arguments)
+    console = Console()
+    try:
+        if options.show:
+            show(json.loads(options.show.read_text(encoding="utf-8")), console)
+            return 0
+        return _compare(options, console)
+    except (RuntimeError, ValueError, OSError) as error:
+        console.print(f"bench: {error}", markup=False, highlight=False)
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="make bench PEERS=1", description="Compare with other servers.")
+    parser.add_argument("runs", nargs="*", type=Run.parse, metavar="KIND:REQUESTS:CONCURRENCY", help=" ".join(STANDARD))
+    parser.add_argument("--peers", type=chosen, default="all", metavar="NAMES", help=", ".join(PEERS))
+    parser.add_argument("--seeds", type=_seeds, default="1", metavar="N,N", help="of the request sets")
+    parser.add_argument("--serve", default="", metavar="FLAGS", help="further flags for Octavo, as one word")
+    parser.add_argument("--show", type=Path, metavar="FILE", help="print the tables of figures that were kept")
+    return parser
+
+
+def _seeds(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
+
+
+def _compare(options: argparse.Namespace, console: Console) -> int:
+    runs = options.runs or [Run.parse(text) for text in STANDARD]
+    RESULTS.mkdir(exist_ok=True)
+    path = new_path(RESULTS, "-peers")
+    environments = {}
+    for peer in options.peers:
+        console.print(f"installing {peer.title}", style="dim")
+        environments[peer.name] = install(peer, cache_folder())
+    console.print("measuring the machine", style="dim")
+    content: dict[str, Any] = {"seeds": options.seeds, "machine_probe": probe(), "servers": []}
+    ours = [weights for weights in FLAGS if any(peer.weights == weights for peer in options.peers)]
+    for weights in ours:
+        flags = [*shlex.split(options.serve), *FLAGS[weights]]
+        with _watched(content, "Octavo", weights, False, console) as entry, daemon(flags) as server:
+            _drive(entry, server, runs, options.seeds, console)
+        write(path, content)
+    for peer in options.peers:
+        title = f"{peer.title} {version(peer, environments[peer.name])}"
+        with _watched(content, title, peer.weights, True, console) as entry:
+            _drive_peer(entry, peer, environments[peer.name], runs, options.seeds, console)
+        write(path, content)
+    # A machine that was busy for a moment looks worse than it is: the better of two looks counts.
+    content["machine_probe"] = better(content["machine_probe"], probe())
+    write(path, content)
+    failed = any(entry["error"] or any(row["failed"] for row in entry["figures"]) for entry in content["servers"])
+    show(content, console)
+    tables = path.with_suffix(".md")
+    tables.write_text(_document(content), encoding="utf-8")
+    console.print(f"written to {path} and {tables}", soft_wrap=True)
+    return 1 if failed else 0
+
+
+@contextmanager
+def _watched(
+    content: dict[str, Any], title: str, weights: str, of_peer: bool, console: Console
+) -> Iterator[dict[str, Any]]:
+    """A server's entry among the figures. One that fails is noted, and the others go on."""
+    console.print(f"{title}, {weights}", style="bold", highlight=False)
+    entry: dict[str, Any] = {"title": title, "weights": weights, "of_peer": of_peer, "ready_seconds": None}
+    entry |= {"figures": [], "error": None}
+    content["servers"].append(entry)
+    try:
+        yield entry
+    except (RuntimeError, OSError) as error:
+        entry["error"] = str(error)
+        console.print(str(error), style="red", markup=False)
+
+
+def _drive(entry: dict[str, Any], server: Server, runs: Sequence[Run], seeds: Sequence[int], console: Console) -> None:
+    entry["ready_seconds"] = server.ready_seconds
+    for seed in seeds:
+        for run in runs:
+            figures, answers = measure(server, run, seed)
+            _note(entry, figures, seed, console)
+            if errors := sorted({answer.error for answer in answers if answer.error}):
+                console.print(f"  {figures.failed} failed: {errors[0]}", markup=False, style="red")
+
+
+def _drive_peer(
+    entry: dict[str, Any], peer: Peer, environment: Path, runs: Sequence[Run], seeds: Sequence[int], console: Console
+) -> None:
+    model = model_for(peer, cache_folder())
+    log = RESULTS / f"{peer.name}.log"
+    if peer.command is not None:
+        with peer.start(environment, model, psutil.cpu_count(logical=False) or 1, log) as server:
+            return _drive(entry, server, runs, seeds, console)
+    words = [f"{run.kind}:{run.requests}:{run.concurrency}" for run in runs]
+    command = [str(environment / "bin/python"), "-m", f"loadtest.peers.{peer.name}", str(model), str(KV_GIB)]
+    command += [",".join(map(str, seeds)), *words]
+    environ = os.environ | python_path()
+    with (
+        log.open("wb") as errors,
+        subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=errors, text=True) as process,
+    ):
+        assert process.stdout is not None
+        for line in process.stdout:
+            said = json.loads(line) if line.startswith("{") else {}
+            if "ready_seconds" in said:
+                entry["ready_seconds"] = said["ready_seconds"]
+            elif "kind" in said:
+                seed = said.pop("seed")
+                _note(entry, Figures(**said), seed, console)
+    if process.returncode:
+        raise RuntimeError(f"{peer.title} ended with exit code {process.returncode}; see {log}")
+    return None
+
+
+def _note(entry: dict[str, Any], figures: Figures, seed: int, console: Console) -> None:
+    entry["figures"].append(asdict(figures) | {"seed": seed})
+    rate = f"{figures.output_tokens_per_second:8.1f} out, {figures.prompt_tokens_per_second:8.0f} in tok/s"
+    console.print(f"  seed {seed} {figures.kind:8}{rate}", style="dim", highlight=False)
+
+
+def probe() -> dict[str, Any]:
+    """What the machine can do, and what a step costs. Raises RuntimeError."""
+    command = [sys.executable, "-m", "models.probe", "--weights", *FLAGS]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode:
+        raise RuntimeError(f"the machine could not be measured: {result.stderr.strip()}")
+    found: dict[str, Any] = json.loads(result.stdout)
+    return found
+
+
+def better(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+    """The higher of two measurements of each ceiling."""
+    return first | {"ceilings": {name: max(rate, second["ceilings"][name]) for name, rate in first["ceilings"].items()}}
+
+
+def tables(content: dict[str, Any]) -> dict[str, list[Row]]:
+    """Every table of a run, by its heading."""
+    servers = _servers(content)
+    probe = content["machine_probe"]
+    ceilings = Ceilings(**{name: probe["ceilings"][name] for name in Ceilings.__slots__})
+    costs = {weights: Cost(**{name: cost[name] for name in Cost.__slots__}) for weights, cost in probe["costs"].items()}
+    return {
+        "Throughput as a multiple of each peer's": ratio_rows(servers),
+        "Tokens per second (TTFT p50 / TPOT p50, ms); prompt tokens for prefill": figure_rows(servers),
+        "Octavo beside the machine's ceilings": ceiling_rows(servers, ceilings, costs),
+    }
+
+
+def remarks(content: dict[str, Any]) -> list[str]:
+    """What the tables do not say: where a peer answers sooner, and whether streams are smooth."""
+    servers = _servers(content)
+    lines = [f"A peer is quicker: {line}." for line in slower(servers)]
+    for one in servers:
+        chat = one.sets.get("chat")
+        spread = None if chat is None or one.of_peer else tpot_spread(chat)
+        if spread is not None:
+            verdict = "within" if spread <= MOST_TPOT_SPREAD else "MORE than"
+            lines.append(
+                f"chat, {one.weights}: TPOT p99 is {spread:.2f} times its p50, {verdict} {MOST_TPOT_SPREAD:g} times."
+            )
+    return lines
+
+
+def show(content: dict[str, Any], console: Console) -> None:
+    """Print the tables."""
+    for title, (head, *body) in tables(content).items():
+        shown = Table(title=title, title_justify="left", box=None, header_style="bold")
+        for index, name in enumerate(head):
+            shown.add_column(name, justify="right" if index else "left")
+        for row in body:
+            shown.add_row(*row)
+        console.print(shown)
+        console.print()
+    for line in remarks(content):
+        console.print(line, highlight=False, markup=False)
+
+
+def _document(content: dict[str, Any]) -> str:
+    """The tables in Markdown."""
+    parts = [f"{title}:\n\n{markdown(rows)}\n" for title, rows in tables(content).items()]
+    return "\n".join([*parts, *(f"- {line}" for line in remarks(content))]) + "\n"
+
+
+def _servers(content: dict[str, Any]) -> list[Measured]:
+    return [
+        Measured(
+            entry["title"],
+            entry["weights"],
+            entry["of_peer"],
+            entry["ready_seconds"],
+            medians(
+                Figures(**{name: value for name, value in row.items() if name != "seed"}) for row in entry["figures"]
+            ),
+        )
+        for entry in content["servers"]
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

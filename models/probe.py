@@ -1,0 +1,152 @@
+"""What this machine can do at best: bytes read and operations computed in a second.
+
+    python -m models.probe [MODEL] [--weights stored bfloat16] [--threads N]
+
+prints one JSON object: the ceilings, and for each weights format what a step of the model costs. A ceiling is the best
+that anything here reaches on a problem made for it: the kernels, numpy or torch. So no engine built on this code can be
+above it, and the machine itself may be a little better still. Let nothing else run beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from config.hardware import Hardware
+from models.cpu import library as lib
+from models.cpu.memory import Arena
+from models.errors import ModelError
+from models.loading.checkpoint import open_checkpoint
+from models.loading.source import resolve_source
+from models.step_cost import step_cost
+
+READ_BYTES = 256 << 20  # far more than any cache holds
+SIDE = 2048  # of the square products
+ROWS = 1024  # of the kernels' products
+
+
+@dataclass(frozen=True, slots=True)
+class Ceilings:
+    """Per second, all threads together."""
+
+    bytes_read: float
+    int8_operations: float
+    bfloat16_operations: float
+    float32_operations: float
+
+
+def measure(threads: int) -> Ceilings:
+    """Some seconds of work."""
+    torch.set_num_threads(threads)
+    kernels = Kernels(threads)
+    reads = [kernels.read_rate(form) for form in (lib.W4, lib.W8, lib.BF16)]
+    integers = torch.randint(-100, 100, (SIDE, SIDE), dtype=torch.int8)
+    floats = integers.float()
+    narrow = floats.bfloat16()
+    operations = 2 * SIDE**3
+    return Ceilings(
+        bytes_read=max(_numpy_read_rate(threads), *reads),
+        int8_operations=max(
+            kernels.operation_rate(lib.W8),
+            kernels.operation_rate(lib.W4),
+            operations / best(lambda: torch._int_mm(integers, integers), 10),
+        ),
+        bfloat16_operations=max(kernels.operation_rate(lib.BF16), operations / best(lambda: narrow @ narrow, 10)),
+        float32_operations=max(kernels.operation_rate(lib.F32), operations / best(lambda: floats @ floats, 3)),
+    )
+
+
+def best(work: Callable[[], object], times: int) -> float:
+    """Seconds of the quickest of so many runs."""
+    seconds = []
+    for _ in range(times):
+        began = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - began)
+    return min(seconds)
+
+
+class Kernels:
+    """The native matrix product on matrices of random codes."""
+
+    def __init__(self, threads: int) -> None:
+        self.library = lib.load_library()
+        self.engine = self.library.octavo_engine(threads)
+        self.memory = Arena(READ_BYTES).memory
+        # Bytes that are small numbers in every format: codes and fp16 headers, bfloat16, float32.
+        self.memory.view(np.uint16)[:] = np.random.default_rng(0).integers(0x2C00, 0x3000, READ_BYTES // 2, np.uint16)
+
+    def __del__(self) -> None:
+        if getattr(self, "engine", None):
+            self.library.octavo_engine_free(self.engine)
+
+    def read_rate(self, form: int) -> float:
+        """One row times the largest matrix that fits: nothing but reading it."""
+        outs = READ_BYTES // self.library.octavo_packed_bytes(form, 16, SIDE) * 16
+        return self.library.octavo_packed_bytes(form, outs, SIDE) / self._seconds(form, outs, 1, 5)  # type: ignore[no-any-return]
+
+    def operation_rate(self, form: int) -> float:
+        """Many rows times a matrix that stays in the cache: nothing but multiplying."""
+        return 2 * ROWS * SIDE * SIDE / self._seconds(form, SIDE, ROWS, 3)
+
+    def _seconds(self, form: int, outs: int, rows: int, times: int) -> float:
+        matrix = lib.Matrix(form, outs, SIDE, 0, self.memory.ctypes.data, None)
+        x, out = np.ones((rows, SIDE), np.float32), np.empty((rows, outs), np.float32)
+        arguments: tuple[Any, ...] = (self.engine, matrix, x.ctypes.data, rows, ctypes.c_void_p(out.ctypes.data))
+        return best(lambda: self.library.octavo_linear(*arguments), times)
+
+
+def _numpy_read_rate(threads: int) -> float:
+    """The largest of many numbers, a part of them in each thread."""
+    numbers = np.ones(READ_BYTES // 4, np.int32)
+    parts = np.array_split(numbers, threads)
+    with ThreadPoolExecutor(threads) as pool:
+        return READ_BYTES / best(lambda: list(pool.map(np.max, parts)), 10)
+
+
+def costs(model: str | None, formats: Iterable[str], threads: int) -> dict[str, dict[str, int]]:
+    """What a step costs in each weights format. Raises ModelError."""
+    from models.cpu.runner import CpuRunner
+
+    checkpoint = open_checkpoint(resolve_source(model))
+    found = {}
+    for weights in formats:
+        kv: Any = "float32" if weights == "float32" else "bfloat16"
+        runner = CpuRunner(checkpoint, weights=weights, kv_dtype=kv, threads=threads, max_length=16)  # type: ignore[arg-type]
+        found[weights] = asdict(step_cost(runner))
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure and print; 2 when it cannot."""
+    parser = argparse.ArgumentParser(prog="python -m models.probe", description="Measure what this machine can do.")
+    parser.add_argument("model", nargs="?", metavar="MODEL")
+    parser.add_argument("--weights", nargs="*", default=["stored", "bfloat16"], metavar="FORMAT")
+    parser.add_argument("--threads", type=int, metavar="N")
+    options = parser.parse_args(arguments)
+    threads = options.threads or Hardware.detect("cpu").cores
+    try:
+        content = {
+            "threads": threads,
+            "ceilings": asdict(measure(threads)),
+            "costs": costs(options.model, options.weights, threads),
+        }
+    except ModelError as error:
+        print(f"probe: {error}", file=sys.stderr)
+        return 2
+    print(json.dumps(content))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
