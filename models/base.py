@@ -17,6 +17,7 @@ import numpy.typing as npt
 from models.config import ModelConfig
 from models.sampling import SamplingBatch
 
+U8 = npt.NDArray[np.uint8]
 I32 = npt.NDArray[np.int32]
 F32 = npt.NDArray[np.float32]
 
@@ -64,6 +65,15 @@ class Runner(Protocol):
 
     def allocate(self, num_pages: int, page_size: int) -> None:
         """Reserve the KV memory. Called once, before the first step."""
+
+    def read_page(self, page: int, out: U8) -> None:
+        """Copy one page of every layer into `out` [page_bytes], in an order that only `write_page` knows.
+
+        Both are called between steps, and are done when the next step begins.
+        """
+
+    def write_page(self, page: int, data: U8) -> None:
+        """Fill a page with what `read_page` gave, bit for bit."""
 
     def run(self, batch: Batch) -> StepOutput:
         """Run one step and sample."""

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from models.attention.base import AttentionBackend
-from models.base import F32, Batch, StepOutput
+from models.base import F32, U8, Batch, StepOutput
 from models.decoder import Decoder
 from models.sampling import SamplingBatch
 from models.torch_sampler import sample
@@ -27,6 +27,14 @@ class TorchRunner:
 
     def allocate(self, num_pages: int, page_size: int) -> None:
         self.attention.allocate(num_pages, page_size)
+
+    @torch.inference_mode()
+    def read_page(self, page: int, out: U8) -> None:
+        self.attention.read_page(page, out)
+
+    @torch.inference_mode()
+    def write_page(self, page: int, data: U8) -> None:
+        self.attention.write_page(page, data)
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> StepOutput:

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import torch
 
-from models.base import Batch
+from models.base import U8, Batch
 
 
 class AttentionBackend(Protocol):
@@ -21,6 +21,12 @@ class AttentionBackend(Protocol):
 
     def allocate(self, num_pages: int, page_size: int) -> None:
         """Take the memory, once."""
+
+    def read_page(self, page: int, out: U8) -> None:
+        """See `models.base.Runner`."""
+
+    def write_page(self, page: int, data: U8) -> None:
+        """See `models.base.Runner`."""
 
     def begin(self, batch: Batch) -> None:
         """Start a step: copy the pages it asks for, and note where its rows are written and what they may see."""

@@ -9,7 +9,7 @@ import ctypes
 
 import torch
 
-from models.base import Batch
+from models.base import U8, Batch
 from models.config import ModelConfig
 from models.cpu import library as lib
 from models.cpu.pages import KvPages
@@ -46,6 +46,12 @@ class CpuAttention:
     def allocate(self, num_pages: int, page_size: int) -> None:
         self.model.page_size = page_size
         self.pages.allocate(num_pages, page_size, self.layers)
+
+    def read_page(self, page: int, out: U8) -> None:
+        self.pages.read(page, out)
+
+    def write_page(self, page: int, data: U8) -> None:
+        self.pages.write(page, data)
 
     def begin(self, batch: Batch) -> None:
         self.step, self.kept = lib.make_step(batch)

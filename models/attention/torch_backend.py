@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from models.base import Batch
+from models.base import U8, Batch
 from models.config import ModelConfig
 
 
@@ -25,14 +25,18 @@ class TorchAttention:
 
     def allocate(self, num_pages: int, page_size: int) -> None:
         c, self.page_size = self.config, page_size
-        shape = (num_pages, c.num_kv_heads, page_size, c.head_dim)
-        self.memory = [
-            (
-                torch.zeros(shape, dtype=self.dtype, device=self.device),
-                torch.zeros(shape, dtype=self.dtype, device=self.device),
-            )
-            for _ in range(c.num_layers)
-        ]
+        shape = (c.num_layers, 2, num_pages, c.num_kv_heads, page_size, c.head_dim)
+        self.whole = torch.zeros(shape, dtype=self.dtype, device=self.device)
+        self.memory = [(keys, values) for keys, values in self.whole]
+
+    # NOTE: on CUDA these return early. Whoever comes next on the same stream finds the copy done, and that is every
+    # step and every other of these copies; memory that is not pinned is copied before they return.
+    def read_page(self, page: int, out: U8) -> None:
+        torch.from_numpy(out).copy_(self.whole[:, :, page].reshape(-1).view(torch.uint8), non_blocking=True)
+
+    def write_page(self, page: int, data: U8) -> None:
+        part = self.whole[:, :, page]
+        part.copy_(torch.from_numpy(data).to(self.device, non_blocking=True).view(self.dtype).view(part.shape))
 
     def begin(self, batch: Batch) -> None:
         to = self.device

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from models.base import U8
 from models.config import ModelConfig
 from models.cpu.memory import Arena, aligned
 
@@ -29,3 +30,12 @@ class KvPages:
         self.memory = Arena(2 * half * self.config.num_layers)
         for layer in layers:
             layer.keys, layer.values = self.memory.take(half).ctypes.data, self.memory.take(half).ctypes.data
+        halves = self.memory.memory[: 2 * half * self.config.num_layers].reshape(-1, half)
+        run = self.page_bytes(page_size) // len(halves)
+        self.halves = halves[:, : num_pages * run].reshape(len(halves), num_pages, run)  # a view
+
+    def read(self, page: int, out: U8) -> None:
+        out.reshape(len(self.halves), -1)[:] = self.halves[:, page]
+
+    def write(self, page: int, data: U8) -> None:
+        self.halves[:, page] = data.reshape(len(self.halves), -1)

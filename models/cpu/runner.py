@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from models.base import F32, Batch, StepOutput
+from models.base import F32, U8, Batch, StepOutput
 from models.cpu import library as lib
 from models.cpu.pages import KvPages
 from models.cpu.sampling_abi import empty_output, sampling_view
@@ -67,6 +67,12 @@ class CpuRunner:
         """Raises ValueError unless `page_size` is a multiple of 16, the kernels' tile."""
         self.model.page_size = page_size
         self.pages.allocate(num_pages, page_size, self.weights.layers)
+
+    def read_page(self, page: int, out: U8) -> None:
+        self.pages.read(page, out)
+
+    def write_page(self, page: int, data: U8) -> None:
+        self.pages.write(page, data)
 
     def run(self, batch: Batch) -> StepOutput:
         step, kept = lib.make_step(batch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from support.steps import Piece, step
@@ -115,3 +116,33 @@ def last_row(shape: ModelConfig, threads: int, lengths: list[int], new: list[int
     backend.attend(0, q[:first], k[:first], v[:first])
     backend.begin(step([Piece(range(new[0]), range(90), first)]))
     return backend.attend(0, q[first:], k[first:], v[first:])[-1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("native", [True, False])
+def test_a_page_that_was_read_and_written_elsewhere_attends_to_the_same_bits(native: bool, dtype: torch.dtype) -> None:
+    shape = config(4, 2, 64, None)
+    backend: AttentionBackend = (
+        CpuAttention(shape, dtype, 1) if native else TorchAttention(shape, torch.device("cpu"), dtype)
+    )
+    backend.allocate(5, 16)
+    torch.manual_seed(3)
+    rows = [torch.randn(40, heads, 64) for heads in (4, 2, 2)]
+    last = [torch.randn(1, heads, 64) for heads in (4, 2, 2)]
+
+    def attend_after(pages: list[int]) -> list[torch.Tensor]:
+        backend.begin(step([Piece([1], pages, 40)]))
+        return [backend.attend(layer, *last) for layer in range(2)]
+
+    backend.begin(step([Piece(range(40), [4, 1, 3])]))
+    for layer in range(2):
+        backend.attend(layer, *rows)
+    expected = attend_after([4, 1, 3])
+    kept = np.zeros((2, backend.page_bytes(16)), np.uint8)
+    backend.read_page(4, kept[0])
+    backend.read_page(1, kept[1])
+    backend.write_page(4, np.zeros(backend.page_bytes(16), np.uint8))
+    assert not all(torch.equal(a, b) for a, b in zip(attend_after([4, 1, 3]), expected, strict=True))
+    backend.write_page(0, kept[0])
+    backend.write_page(2, kept[1])
+    assert all(torch.equal(a, b) for a, b in zip(attend_after([0, 2, 3]), expected, strict=True))
