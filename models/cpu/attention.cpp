@@ -4,32 +4,58 @@
 
 namespace octavo {
 
-// One row's 64 scores to weights relative to its new top; returns what the earlier weights must be multiplied by.
+// The largest of each of sixteen vectors, as the lanes of one.
+INLINE f32x16 maxima(const f32x16* rows) {
+#if defined(__AVX512F__)
+    __m512 a[8], b[8];
+    for (int i = 0; i < 8; i++) a[i] = _mm512_max_ps(_mm512_unpacklo_ps((__m512)rows[i], (__m512)rows[i + 8]), _mm512_unpackhi_ps((__m512)rows[i], (__m512)rows[i + 8]));
+    for (int i = 0; i < 4; i++) b[i] = _mm512_max_ps(_mm512_unpacklo_ps(a[i], a[i + 4]), _mm512_unpackhi_ps(a[i], a[i + 4]));
+    for (int i = 0; i < 2; i++) a[i] = _mm512_max_ps(_mm512_shuffle_f32x4(b[i], b[i + 2], 0x88), _mm512_shuffle_f32x4(b[i], b[i + 2], 0xdd));
+    const __m512 lanes = _mm512_max_ps(_mm512_shuffle_f32x4(a[0], a[1], 0x88), _mm512_shuffle_f32x4(a[0], a[1], 0xdd));
+    // Where the pairings above left the rows 0, 1, 2, ...
+    const __m512i order = _mm512_setr_epi32(0, 8, 4, 12, 1, 9, 5, 13, 2, 10, 6, 14, 3, 11, 7, 15);
+    return (f32x16)_mm512_permutexvar_ps(order, lanes);
+#else
+    f32x16 m;
+    for (int r = 0; r < 16; r++) m[r] = maximum(rows[r]);
+    return m;
+#endif
+}
+
+// Up to sixteen rows' scores against one block, score[t][r] being those of row r against tile t, to weights relative to
+// the rows' new tops. shrink[r] is what row r's earlier output must be multiplied by.
 template <class E>
-INLINE float softmax_row(f32x16* score, float scale, bool masked, int limit, int window, float& top, float& mass, E* weight) {
+INLINE void softmax_block(f32x16 (*score)[TILE], int rows, float scale, bool masked, const int* slots, int start, int window,
+                          const Partial& state, E (*weight)[KEY_BLOCK], float* shrink) {
     constexpr int TILES = KEY_BLOCK / TILE;
     const i32x16 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    const int from = window ? limit - window + 1 : -1;
-    f32x16 highest = splat(MASKED);
-    for (int t = 0; t < TILES; t++) {
-        score[t] = score[t] * splat(scale);
-        const i32x16 key = lane + t * TILE;
-        if (masked) score[t] = (key <= limit) & (key >= from) ? score[t] : splat(MASKED);
-        highest = max(highest, score[t]);
+    f32x16 highest[TILE] = {};
+    for (int r = 0; r < rows; r++) {
+        if (masked) {
+            const int limit = slots[r] - start, from = window ? limit - window + 1 : -1;
+            for (int t = 0; t < TILES; t++) {
+                const i32x16 key = lane + t * TILE;
+                score[t][r] = (key <= limit) & (key >= from) ? score[t][r] : splat(MASKED);
+            }
+        }
+        highest[r] = max(max(score[0][r], score[1][r]), max(score[2][r], score[3][r]));
     }
-    const float old = top, seen = maximum(highest);
-    top = seen > old ? seen : old;
-    f32x16 masses = {};
-    for (int t = 0; t < TILES; t++) {
-        f32x16 p = exp2_nonpositive(score[t] - splat(top));
-        const i32x16 key = lane + t * TILE;
-        if (masked) p = (key <= limit) & (key >= from) ? p : f32x16{};
-        masses = masses + p;
-        Packed<E>::put(weight + t * TILE, p);
+    float tops[TILE] = {};
+    std::memcpy(tops, state.top, rows * sizeof(float));
+    const f32x16 old = load<f32x16>(tops), top = max(old, maxima(highest) * splat(scale));
+    store(tops, top);
+    store(shrink, exp2_nonpositive<4>(old - top));
+    std::memcpy(state.top, tops, rows * sizeof(float));
+    for (int r = 0; r < rows; r++) {
+        const f32x16 minus = splat(-tops[r]);
+        f32x16 p[TILES];
+        for (int t = 0; t < TILES; t++) {
+            p[t] = exp2_nonpositive<4>(fma(score[t][r], splat(scale), minus));
+            Packed<E>::put(weight[r] + t * TILE, p[t]);
+        }
+        float* mass = state.mass + (size_t)r * 16;
+        store(mass, fma(load<f32x16>(mass), splat(shrink[r]), (p[0] + p[1]) + (p[2] + p[3])));
     }
-    const float shrink = exp2_nonpositive(splat(old - top))[0];
-    mass = mass * shrink + sum(masses);
-    return shrink;
 }
 
 // R rows against one block of 64 keys that starts at slot `start`.
@@ -46,24 +72,25 @@ __attribute__((noinline)) void attend_block(const KV<E>& kv, const int32_t* tabl
         int slot = start + (t < tiles ? t : 0) * TILE;
         where[t] = kv.tile(table[slot / kv.page_size], kv_head, slot % kv.page_size);
     }
-    f32x16 score[R][TILES] = {};
+    f32x16 score[TILES][TILE];
+    for (int t = 0; t < TILES; t++)
+        for (int r = 0; r < R; r++) score[t][r] = f32x16{};
     for (int d = 0; d < kv.dim; d += P) {
 #pragma GCC unroll 4
         for (int t = 0; t < TILES; t++) {
             const E* key = kv.keys + where[t] + (size_t)d * TILE;
 #pragma GCC unroll 4
-            for (int r = 0; r < R; r++) score[r][t] = Packed<E>::dot(score[r][t], key, q.query[row + r] + d);
+            for (int r = 0; r < R; r++) score[t][r] = Packed<E>::dot(score[t][r], key, q.query[row + r] + d);
         }
     }
     const bool masked = first - start < KEY_BLOCK - 1 || (kv.window && last - start >= kv.window);
     E weight[R][KEY_BLOCK];
-    float shrink[R];
-    for (int r = 0; r < R; r++)
-        shrink[r] = softmax_row(score[r], scale, masked, q.slot[row + r] - start, kv.window, state.top[row + r], state.mass[row + r], weight[r]);
+    float shrink[TILE];
+    softmax_block(score, R, scale, masked, q.slot + row, start, kv.window, state, weight, shrink);
     for (int d = 0; d < kv.dim; d += 16 * NV) {
         f32x16 acc[R][NV];
         for (int r = 0; r < R; r++)
-            for (int v = 0; v < NV; v++) acc[r][v] = load<f32x16>(state.out + (size_t)(row + r) * kv.dim + d + 16 * v) * splat(shrink[r]);
+            for (int v = 0; v < NV; v++) acc[r][v] = load<f32x16>(state.out + (size_t)r * kv.dim + d + 16 * v) * splat(shrink[r]);
         for (int t = 0; t < tiles; t++)
             for (int k = 0; k < TILE; k += P) {
                 const E* value = kv.values + where[t] + (size_t)k * kv.dim + (size_t)d * P;
@@ -73,12 +100,13 @@ __attribute__((noinline)) void attend_block(const KV<E>& kv, const int32_t* tabl
                     for (int r = 0; r < R; r++) acc[r][v] = Packed<E>::dot(acc[r][v], value + 16 * v * P, &weight[r][t * TILE + k]);
             }
         for (int r = 0; r < R; r++)
-            for (int v = 0; v < NV; v++) store(state.out + (size_t)(row + r) * kv.dim + d + 16 * v, acc[r][v]);
+            for (int v = 0; v < NV; v++) store(state.out + (size_t)r * kv.dim + d + 16 * v, acc[r][v]);
     }
 }
 
 template <class E, int NV>
-INLINE void attend_rows(const KV<E>& kv, const int32_t* table, int kv_head, const QueryTile<E>& q, int row, int rows, int start, const Partial& s) {
+INLINE void attend_rows(const KV<E>& kv, const int32_t* table, int kv_head, const QueryTile<E>& q, int row, int rows, int start, const Partial& whole) {
+    const Partial s = whole.from(row, kv.dim);
     switch (rows) {
         case 1: return attend_block<E, 1, NV>(kv, table, kv_head, q, row, start, s);
         case 2: return attend_block<E, 2, NV>(kv, table, kv_head, q, row, start, s);
@@ -93,7 +121,8 @@ INLINE void attend_rows(const KV<E>& kv, const int32_t* table, int kv_head, cons
 void attend_block_amx(const KV<bf16>& kv, const int32_t* table, int kv_head, const bf16* query, const int* slots, int rows, int start,
                       const Partial& state) {
     constexpr int TILES = KEY_BLOCK / TILE;
-    alignas(64) float score[TILES][TILE][TILE], product[4][TILE][TILE];
+    alignas(64) f32x16 score[TILES][TILE];
+    alignas(64) float product[TILE][TILE];
     alignas(64) bf16 weight[TILE][KEY_BLOCK];
     float shrink[TILE];
     const float scale = 1.44269504f / std::sqrt((float)kv.dim);
@@ -125,11 +154,7 @@ void attend_block_amx(const KV<bf16>& kv, const int32_t* table, int kv_head, con
     _tile_stored(2, score[2], 64);
     _tile_stored(3, score[3], 64);
     const bool masked = first - start < KEY_BLOCK - 1 || (kv.window && last - start >= kv.window);
-    for (int r = 0; r < rows; r++) {
-        f32x16 row[TILES];
-        for (int t = 0; t < TILES; t++) row[t] = load<f32x16>(score[t][r]);
-        shrink[r] = softmax_row(row, scale, masked, slots[r] - start, kv.window, state.top[r], state.mass[r], weight[r]);
-    }
+    softmax_block(score, rows, scale, masked, slots, start, kv.window, state, weight, shrink);
     for (int d = 0; d < kv.dim; d += 16) {
         _tile_zero(0);
         for (int t = 0; t < tiles; t++) {
@@ -137,10 +162,10 @@ void attend_block_amx(const KV<bf16>& kv, const int32_t* table, int kv_head, con
             TILE_LOAD(7, kv.values + where[t] + (size_t)d * 2, kv.dim * 4);
             _tile_dpbf16ps(0, 6, 7);
         }
-        _tile_stored(0, product[0], 64);
+        _tile_stored(0, product, 64);
         for (int r = 0; r < rows; r++) {
             float* out = state.out + (size_t)r * kv.dim + d;
-            store(out, fma(load<f32x16>(out), splat(shrink[r]), load<f32x16>(product[0][r])));
+            store(out, fma(load<f32x16>(out), splat(shrink[r]), load<f32x16>(product[r])));
         }
     }
 }
@@ -168,7 +193,7 @@ void attend_split_amx([[maybe_unused]] const KV<E>& kv, [[maybe_unused]] const i
                 std::memcpy(query + (size_t)r * kv.dim, q.query[row + r], kv.dim * sizeof(bf16));
                 last = q.slot[row + r] > last ? q.slot[row + r] : last, first = q.slot[row + r] < first ? q.slot[row + r] : first;
             }
-            const Partial part{state.top + row, state.mass + row, state.out + (size_t)row * kv.dim};
+            const Partial part = state.from(row, kv.dim);
             for (int start = split * SPLIT; start < (split + 1) * SPLIT && start <= last; start += KEY_BLOCK)
                 if (!kv.window || start + KEY_BLOCK > first - kv.window + 1)
                     attend_block_amx(kv, table, kv_head, query, q.slot + row, rows, start, part);
@@ -198,13 +223,11 @@ inline void attend_split(const KV<E>& kv, const int32_t* table, int kv_head, con
 INLINE void fold(const Partial& total, const Partial& part, int rows, int dim) {
     for (int r = 0; r < rows; r++) {
         const float top = part.top[r] > total.top[r] ? part.top[r] : total.top[r];
-        const float a = exp2_nonpositive(splat(total.top[r] - top))[0], b = exp2_nonpositive(splat(part.top[r] - top))[0];
+        const f32x16 a = splat(exp2_nonpositive<6>(splat(total.top[r] - top))[0]), b = splat(exp2_nonpositive<6>(splat(part.top[r] - top))[0]);
+        auto join = [&](float* to, const float* from) { store(to, fma(load<f32x16>(from), b, load<f32x16>(to) * a)); };
         total.top[r] = top;
-        total.mass[r] = total.mass[r] * a + part.mass[r] * b;
-        for (int d = 0; d < dim; d += 16) {
-            float* o = total.out + (size_t)r * dim + d;
-            store(o, fma(load<f32x16>(part.out + (size_t)r * dim + d), splat(b), load<f32x16>(o) * splat(a)));
-        }
+        join(total.mass + (size_t)r * 16, part.mass + (size_t)r * 16);
+        for (int d = 0; d < dim; d += 16) join(total.out + (size_t)r * dim + d, part.out + (size_t)r * dim + d);
     }
 }
 
@@ -225,7 +248,7 @@ inline void finish(const KV<E>& kv, const AttentionStep<E>& step, const Unit& u,
     for (int i = 0, r = 0; i < u.count; i++)
         for (int g = 0; g < shared; g++, r++) {
             float* out = step.out + ((size_t)(begin + u.first + i) * kv.heads + u.kv_head * shared + g) * kv.dim;
-            const f32x16 inverse = splat(1.0f / total.mass[r]);
+            const f32x16 inverse = splat(1.0f / sum(load<f32x16>(total.mass + (size_t)r * 16)));
             for (int d = 0; d < kv.dim; d += 16) store(out + d, load<f32x16>(total.out + (size_t)r * kv.dim + d) * inverse);
         }
 }
@@ -240,7 +263,7 @@ void attention(Pool& pool, const KV<E>& kv, const AttentionStep<E>& step, const 
         fill_tile(kv, step, u, q);
         const int32_t* table = step.table + (size_t)u.sequence * step.table_stride;
         if (u.splits) return attend_split(kv, table, u.kv_head, q, u.split, shared_scratch.part(u.at, q.rows, kv.dim));
-        const size_t size = (size_t)q.rows * (kv.dim + 2);
+        const size_t size = partial_floats(q.rows, kv.dim);
         own[thread].part(size, q.rows, kv.dim);  // grow before taking pointers
         Partial total = own[thread].part(0, q.rows, kv.dim), part = own[thread].part(size, q.rows, kv.dim);
         total.clear(q.rows, kv.dim);
@@ -256,7 +279,7 @@ void attention(Pool& pool, const KV<E>& kv, const AttentionStep<E>& step, const 
         const int rows = u.count * per;
         Partial total = own[thread].part(0, rows, kv.dim);
         total.clear(rows, kv.dim);
-        for (int s = 0; s < u.splits; s++) fold(total, shared_scratch.part(u.at + (size_t)s * rows * (kv.dim + 2), rows, kv.dim), rows, kv.dim);
+        for (int s = 0; s < u.splits; s++) fold(total, shared_scratch.part(u.at + s * partial_floats(rows, kv.dim), rows, kv.dim), rows, kv.dim);
         finish(kv, step, u, total);
     });
 }

@@ -15,7 +15,8 @@ namespace octavo {
 constexpr int TILE = 16;         // tokens in a tile
 constexpr int KEY_BLOCK = 64;    // keys between two rescalings
 constexpr int SPLIT = 512;       // keys between two folds
-constexpr float MASKED = -1e30f;
+constexpr float MASKED = -1e30f; // score of a key that a row may not see
+constexpr float LOWEST = -1e28f; // least top of a row: so far above MASKED that a masked weight is exactly 0
 constexpr int MAX_DIM = 512;     // numbers in a head
 
 template <class E>
@@ -62,15 +63,19 @@ INLINE void write_kv(const KV<E>& kv, int page, int kv_head, int slot, const flo
     }
 }
 
-// Softmax state of up to MAX_ROWS rows: output not yet divided by `mass`, relative to 2^top.
+// Softmax state of rows, in sixteens: output not yet divided by the mass, relative to 2^top. The mass of a row is kept
+// in sixteen lanes that are added up at the end of a split.
 constexpr int MAX_ROWS = 64;
 struct Partial {
-    float *top, *mass, *out;  // [rows], [rows], [rows, dim]
+    float *top, *mass, *out;  // [rows], [rows, 16], [rows, dim]; rows rounded up to sixteen
     void clear(int rows, int dim) const {
-        for (int r = 0; r < rows; r++) top[r] = MASKED, mass[r] = 0;
+        for (int r = 0; r < rows; r++) top[r] = LOWEST;
+        std::memset(mass, 0, (size_t)rows * 16 * sizeof(float));
         std::memset(out, 0, (size_t)rows * dim * sizeof(float));
     }
+    Partial from(int row, int dim) const { return {top + row, mass + (size_t)row * 16, out + (size_t)row * dim}; }
 };
+INLINE size_t partial_floats(int rows, int dim) { return (size_t)((rows + TILE - 1) / TILE * TILE) * (dim + 17); }
 
 template <class E>
 struct QueryTile {
@@ -83,10 +88,10 @@ struct QueryTile {
 struct Scratch {
     std::vector<float> memory;
     Partial part(size_t at, int rows, int dim) {
-        const size_t need = at + (size_t)rows * (dim + 2);
+        const size_t need = at + partial_floats(rows, dim), padded = (rows + TILE - 1) / TILE * TILE;
         if (memory.size() < need) memory.resize(need);
         float* p = memory.data() + at;
-        return {p, p + rows, p + 2 * rows};
+        return {p, p + padded, p + 17 * padded};
     }
 };
 
@@ -122,7 +127,7 @@ inline void plan_attention(const int32_t* query_starts, const int32_t* lengths, 
                     continue;
                 }
                 folds.push_back({s, h, first, count, 0, splits, scratch});
-                for (int i = 0; i < splits; i++, scratch += (size_t)count * shared * (dim + 2)) units.push_back({s, h, first, count, i, splits, scratch});
+                for (int i = 0; i < splits; i++, scratch += partial_floats(count * shared, dim)) units.push_back({s, h, first, count, i, splits, scratch});
             }
     }
 }

@@ -116,7 +116,7 @@ void place_row(const Model& m, const Layer& layer, const KV<E>& kv, Workspace& w
 }
 
 INLINE f32x16 silu(f32x16 x) {
-    f32x16 e = exp2_nonpositive(abs(x) * splat(-1.44269504f));  // exp(-|x|), which cannot overflow
+    f32x16 e = exp2_nonpositive<6>(abs(x) * splat(-1.44269504f));  // exp(-|x|), which cannot overflow
     f32x16 s = x / (1.0f + e);
     return x >= 0.0f ? s : s * e;
 }

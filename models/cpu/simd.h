@@ -56,13 +56,17 @@ INLINE f32x16 to_float(i32x16 a) { return __builtin_convertvector(a, f32x16); }
 // Nearest integer, ties to even, for |x| < 2^22: adding 1.5 * 2^23 leaves no room for a fraction.
 INLINE f32x16 round_even(f32x16 x) { return (x + 12582912.0f) - 12582912.0f; }
 
-// Horizontal folds, always by halves, so that the order of the sum is fixed.
+// Horizontal folds. A sum always goes by halves, so that its order is fixed.
 INLINE float sum(f32x16 v) {
-    float t[16];
-    store(t, v);
-    for (int h = 8; h; h >>= 1)
-        for (int i = 0; i < h; i++) t[i] += t[i + h];
-    return t[0];
+    typedef float f32x8 __attribute__((vector_size(32)));
+    typedef float f32x4 __attribute__((vector_size(16)));
+    f32x8 h[2];
+    std::memcpy(h, &v, 64);
+    h[0] = h[0] + h[1];
+    f32x4 q[2];
+    std::memcpy(q, h, 32);
+    q[0] = q[0] + q[1];
+    return (q[0][0] + q[0][2]) + (q[0][1] + q[0][3]);
 }
 INLINE float maximum(f32x16 v) {
 #if defined(__AVX512F__)
@@ -74,21 +78,38 @@ INLINE float maximum(f32x16 v) {
 #endif
 }
 
-// 2^x for x <= 0: the integer part goes to the exponent, the fraction to a degree-6 minimax polynomial (relative
-// error below 2e-7). Below -126 the result is 0.
+// 2^x for x <= 0: the integer part goes to the exponent, the fraction to a polynomial (minimax on [-1/2, 1/2], relative
+// error below 3e-6 with degree 4, 2e-7 with degree 6). 0 below about -126.
+template <int DEGREE>
 INLINE f32x16 exp2_nonpositive(f32x16 x) {
-    f32x16 clamped = max(x, splat(-126.0f));
-    f32x16 whole = round_even(clamped), f = clamped - whole;
-    f32x16 p = splat(1.5353362e-4f);
-    p = fma(p, f, splat(1.3398874e-3f));
-    p = fma(p, f, splat(9.6184374e-3f));
-    p = fma(p, f, splat(5.5503324e-2f));
-    p = fma(p, f, splat(2.4022648e-1f));
-    p = fma(p, f, splat(6.9314720e-1f));
-    p = fma(p, f, splat(1.0f));
-    i32x16 exponent = (__builtin_convertvector(whole, i32x16) + 127) << 23;
-    f32x16 r = p * (f32x16)exponent;
+    static_assert(DEGREE == 4 || DEGREE == 6);
+#if defined(__AVX512F__)
+    const f32x16 whole = (f32x16)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC), f = x - whole;
+#else
+    const f32x16 whole = round_even(max(x, splat(-127.0f))), f = max(x, splat(-127.0f)) - whole;
+#endif
+    f32x16 p;
+    if constexpr (DEGREE == 4) {
+        p = splat(9.58279e-3f);
+        p = fma(p, f, splat(5.590628e-2f));
+        p = fma(p, f, splat(2.4024099e-1f));
+        p = fma(p, f, splat(6.9312421e-1f));
+        p = fma(p, f, splat(1.0f));
+    } else {
+        p = splat(1.5353362e-4f);
+        p = fma(p, f, splat(1.3398874e-3f));
+        p = fma(p, f, splat(9.6184374e-3f));
+        p = fma(p, f, splat(5.5503324e-2f));
+        p = fma(p, f, splat(2.4022648e-1f));
+        p = fma(p, f, splat(6.9314720e-1f));
+        p = fma(p, f, splat(1.0f));
+    }
+#if defined(__AVX512F__)
+    return (f32x16)_mm512_scalef_ps((__m512)p, (__m512)whole);
+#else
+    const f32x16 r = p * (f32x16)((__builtin_convertvector(whole, i32x16) + 127) << 23);
     return x < -126.0f ? f32x16{} : r;
+#endif
 }
 
 INLINE float bf16_to_float(bf16 x) {
@@ -103,8 +124,12 @@ INLINE bf16 float_to_bf16(float x) {
     return (bf16)((u + 0x7fffu + ((u >> 16) & 1)) >> 16);
 }
 INLINE u16x16 to_bf16(f32x16 x) {  // round to nearest even; NaN is not expected here
+#if defined(__AVX512BF16__)
+    return (u16x16)_mm512_cvtneps_pbh((__m512)x);
+#else
     u32x16 u = (u32x16)x;
     return __builtin_convertvector((u + 0x7fffu + ((u >> 16) & 1u)) >> 16, u16x16);
+#endif
 }
 INLINE f32x16 from_bf16(u16x16 x) { return (f32x16)(__builtin_convertvector(x, u32x16) << 16); }
 
