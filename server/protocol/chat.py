@@ -37,7 +37,7 @@ def _part(part: object) -> str:
     if not isinstance(part, dict):
         raise PydanticCustomError("content_type", "must hold parts that are objects with a type")
     kind = part.get("type")
-    if kind not in ("text", "refusal", "input_text", "output_text"):
+    if kind not in ("text", "refusal", "input_text", "output_text", "reasoning_text"):
         raise PydanticCustomError("content_part", "must hold only parts of type 'text': this is a text model")
     text = part.get("refusal" if kind == "refusal" else "text")
     if not isinstance(text, str):
@@ -59,9 +59,14 @@ def _arguments(value: object) -> object:
     return value
 
 
+Content = Annotated[str | None, BeforeValidator(_content)]
+Arguments = Annotated[JSONObject, BeforeValidator(_arguments)]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+
 class CalledFunction(Fields):
     name: Annotated[str, Field(min_length=1, max_length=256)]
-    arguments: Annotated[JSONObject, BeforeValidator(_arguments)] = Field(default_factory=dict)
+    arguments: Arguments = Field(default_factory=dict)
 
 
 class ToolCall(Fields):
@@ -74,7 +79,7 @@ class Message(Fields):
     """One turn of the conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[str | None, BeforeValidator(_content)] = None
+    content: Content = None
     name: Label | None = None
     refusal: str | None = None
     reasoning_content: str | None = None
@@ -118,7 +123,7 @@ class ChatCompletionRequest(GenerationFields):
     logprobs: bool | None = None
     top_logprobs: Annotated[Int, Field(ge=0)] | None = None
     modalities: list[Literal["text"]] | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    reasoning_effort: Effort | None = None
     service_tier: Literal["auto", "default"] | None = None
     metadata: Metadata | None = None
     safety_identifier: Label | None = None

@@ -91,11 +91,10 @@ class StreamOptions(Fields):
     include_obfuscation: bool | None = Field(None, description="only false or null: chunks are not padded")
 
 
-class GenerationFields(Fields):
-    """What completions and chat completions have in common."""
+class SamplingFields(Fields):
+    """What every request that generates has."""
 
     model: ModelName
-    n: Annotated[Int, Field(ge=1, le=128)] | None = None
     temperature: Annotated[Number, Field(ge=0, le=2)] | None = None
     top_p: Annotated[Number, Field(gt=0, le=1)] | None = None
     top_k: Annotated[Int, Field(ge=-1, le=2**31 - 1)] | None = Field(None, description="0 and -1 are off")
@@ -105,24 +104,30 @@ class GenerationFields(Fields):
     repetition_penalty: Annotated[Number, Field(gt=0, le=100)] | None = None
     logit_bias: Biases | None = None
     seed: Int64 | None = None
-    stop: Stops | None = None
     stop_token_ids: TokenIds | None = None
     allowed_token_ids: Annotated[list[Int], Field(min_length=1)] | None = None
     bad_words: Annotated[list[BadWord], Field(max_length=128)] | None = None
-    prompt_logprobs: Annotated[Int, Field(ge=0)] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     min_tokens: Annotated[Int, Field(ge=0)] | None = None
-    max_tokens: Annotated[Int, Field(ge=0)] | None = None
     skip_special_tokens: bool | None = None
     add_special_tokens: bool | None = None
     truncate_prompt_tokens: Annotated[Int, Field(ge=-1)] | None = None
-    return_token_ids: bool | None = None
-    timings: bool | None = Field(None, description="how long the parts of the work took, in the answer")
     priority: Int64 | None = None
     request_id: Annotated[str, Field(min_length=1, max_length=128)] | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=128)] | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
     user: Label | None = None
+
+
+class GenerationFields(SamplingFields):
+    """What completions and chat completions have in common besides."""
+
+    n: Annotated[Int, Field(ge=1, le=128)] | None = None
+    stop: Stops | None = None
+    max_tokens: Annotated[Int, Field(ge=0)] | None = None
+    prompt_logprobs: Annotated[Int, Field(ge=0)] | None = None
+    return_token_ids: bool | None = None
+    timings: bool | None = Field(None, description="how long the parts of the work took, in the answer")
+    stream_options: StreamOptions | None = None
     response_format: JSONObject | None = None
