@@ -66,9 +66,9 @@ def _count_faults(store: KVStore, nodes: list[Node], group: int) -> Iterator[str
         yield f"{name}: used is {pool.used}, found {np.count_nonzero(holds)}"
     if pending.keys() & set(pending.values()):
         yield f"{name}: a page is both read and written by the pending copies"
-    for target in pending:
+    for target in (*pending, *pool.loads):
         if holds[target] + cached[target] == 0:
-            yield f"{name}: a copy is pending into free page {target}"
+            yield f"{name}: a {'load' if target in pool.loads else 'copy'} is pending into free page {target}"
 
 
 def _sequence_faults(store: KVStore) -> Iterator[str]:

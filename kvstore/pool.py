@@ -26,7 +26,7 @@ NO_PAGE = -1  # in a tree node of a windowed group: this block's page is gone
 class PagePool:
     """`total` pages. Invariant: a page is free if and only if both of its counts are zero."""
 
-    __slots__ = ("_copies", "_free", "_sources", "_top", "cached", "holds", "total", "used")
+    __slots__ = ("_copies", "_free", "_sources", "_top", "cached", "holds", "loads", "total", "used")
 
     def __init__(self, total: int) -> None:
         self.total = total
@@ -35,6 +35,7 @@ class PagePool:
         self.cached: I32 = np.zeros(total, dtype=np.int32)
         self._free: I32 = np.arange(total - 1, -1, -1, dtype=np.int32)  # a stack: page 0 goes first
         self._top = total
+        self.loads: dict[int, int] = {}  # page -> slot of the second tier it is filled from before the next step
         self._copies: dict[int, int] = {}  # destination -> source
         self._sources: dict[int, int] = {}  # source -> how many pending copies read it
 
@@ -117,6 +118,20 @@ class PagePool:
         if not readers:
             self.hold(_one(source))
 
+    def queue_load(self, slot: int, page: int) -> None:
+        """Before the next step, and before its copies, `page` is filled from the second tier."""
+        self.cancel_copy(page)
+        self.loads[page] = slot
+
+    def is_unwritten(self, page: int) -> bool:
+        """Whether what the page is to hold is still on its way."""
+        return page in self._copies or page in self.loads
+
+    def drain_loads(self) -> dict[int, int]:
+        """Page -> slot, for the very next step."""
+        loads, self.loads = self.loads, {}
+        return loads
+
     def drain_copies(self) -> I32:
         """[C, 2] pairs (source, target), for the very next step; their sources are let go."""
         if not self._copies:
@@ -135,11 +150,13 @@ class PagePool:
     def _give_back(self, pages: I32) -> None:
         self._free[self._top : self._top + pages.size] = pages
         self._top += pages.size
-        if self._copies:
+        if self._copies or self.loads:
             for page in pages.tolist():
-                self._cancel_copy(page)
+                self.loads.pop(page, None)
+                self.cancel_copy(page)
 
-    def _cancel_copy(self, target: int) -> None:
+    def cancel_copy(self, target: int) -> None:
+        """Leave a page as it is: its owner fills it in another way, or it is free."""
         source = self._copies.pop(target, None)
         if source is None:
             return

@@ -22,7 +22,7 @@ leaf, or on a path that someone has locked: eviction looks at the front and neve
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,6 +48,7 @@ class Eviction:
     tokens: tuple[int, ...]
     group: int | None  # a windowed group that lost pages from this range; None: the whole range left the tree
     freed: tuple[int, ...]  # pages per group
+    kept: int  # of those, pages whose content the second tier has
     reason: str
 
 
@@ -59,6 +60,8 @@ class RadixTree:
         self.roots: dict[Hashable, Node] = {}
         self.evicted_pages = 0
         self.evictions: deque[Eviction] = deque(maxlen=EVICTIONS_REMEMBERED)
+        # Told of a leaf about to lose its pages from the n-th on; returns how many of them live on elsewhere.
+        self.on_evict: Callable[[Node, int], int] = lambda leaf, keep: 0
         self._pools = tuple(pools)
         self._windows = tuple(windows)
         self._windowed = tuple(g for g, window in enumerate(windows) if window is not None)
@@ -112,6 +115,14 @@ class RadixTree:
                 last = begin
             step = step.parent
         return pages
+
+    def path_tokens(self, node: Node) -> I32:
+        """All tokens up to the node's end."""
+        runs = [node.tokens]
+        while node.parent is not None:
+            node = node.parent
+            runs.append(node.tokens)
+        return np.concatenate(runs[::-1])
 
     def anchor(self, node: Node | None, end: int) -> Node | None:
         """The node on the path to `node` that ends exactly at `end`, split off if need be; None for an end of 0.
@@ -246,8 +257,9 @@ class RadixTree:
     def _keep_pages(self, leaf: Node, keep: int, reason: str) -> None:
         start = max(leaf.start, (leaf.start // self.page_size + keep) * self.page_size)
         end, lost = leaf.end, leaf.tokens[start - leaf.start :]
+        kept = self.on_evict(leaf, keep)
         freed = self._remove(leaf) if start == leaf.start else self._trim(leaf, start, keep)
-        self._record(leaf, start, end, lost, None, freed, reason)
+        self._record(leaf, start, end, lost, None, freed, reason, kept)
 
     def _trim(self, leaf: Node, end: int, keep: int) -> list[int]:
         freed = [
@@ -320,24 +332,22 @@ class RadixTree:
             node = parent
 
     def _record(
-        self, node: Node, start: int, end: int, lost: I32, group: int | None, freed: list[int], reason: str | None
+        self,
+        node: Node,
+        start: int,
+        end: int,
+        lost: I32,
+        group: int | None,
+        freed: list[int],
+        reason: str | None,
+        kept: int = 0,
     ) -> None:
         if reason is not None:
             self._tick += 1
             self.evicted_pages += sum(freed)
-            first = tuple(lost[:8].tolist())
+            first, idle = tuple(lost[:8].tolist()), self._tick - node.last_used
             self.evictions.append(
-                Eviction(
-                    self._tick,
-                    self._tick - node.last_used,
-                    node.namespace,
-                    start,
-                    end,
-                    first,
-                    group,
-                    tuple(freed),
-                    reason,
-                )
+                Eviction(self._tick, idle, node.namespace, start, end, first, group, tuple(freed), kept, reason)
             )
 
     # -- the shape of the tree ----------------------------------------------------------------------------------

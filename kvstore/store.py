@@ -27,6 +27,7 @@ from kvstore.pool import I32, NO_PAGE, PagePool
 from kvstore.radix import Eviction, RadixTree
 from kvstore.sequence import CLOSED, KVSequence
 from kvstore.tables import LayerGroup, PageTables
+from kvstore.tier import HostTier, Moves
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +67,12 @@ class KVStore:
         max_model_len: int,
         prefix_caching: bool = True,
         groups: tuple[LayerGroup, ...] = (LayerGroup("full"),),
+        tier: HostTier | None = None,
     ) -> None:
         if min(num_pages, page_size, max_sequences, max_model_len) < 1 or not groups:
             raise KVError("pages, page size, sequences, length and groups must be at least 1")
+        if tier is not None and (len(groups) > 1 or groups[0].window is not None or not prefix_caching):
+            raise KVError("a second tier needs prefix caching and a single layer group without a window")
         self.page_size = page_size
         self.max_model_len = max_model_len
         self.groups = groups
@@ -76,6 +80,9 @@ class KVStore:
         self.tables = PageTables(len(groups), max_sequences, self._blocks(max_model_len))
         self._windows = tuple(None if g.window is None else self._blocks(g.window) for g in groups)
         self.tree = RadixTree(self.pools, page_size, self._windows) if prefix_caching else None
+        self.tier = tier
+        if tier is not None and self.tree is not None:
+            self.tree.on_evict = self._offload
         self._windowed = tuple(i for i, window in enumerate(self._windows) if window is not None)
         self.sequences: dict[int, KVSequence] = {}  # by slot
         self.pins: list[Pin] = []
@@ -144,6 +151,21 @@ class KVStore:
         self._hit_tokens += seq.cached if seq.uncounted else 0
         seq.uncounted = 0
         return True
+
+    def restore(self, seq: KVSequence, tokens: I32) -> int:
+        """Go on with the whole pages that the second tier has of tokens[computed:-1], where that is the cheaper way.
+
+        For a sequence that has reserved them. They are filled before the next step and, like pages with pending
+        copies, can be shared at once. Returns what is computed then.
+        """
+        first = seq.computed // self.page_size
+        slots = self.tier.find(seq.namespace, tokens[:-1], first) if self.tier is not None else ()
+        if slots:
+            for block, slot in enumerate(slots, first):
+                self.pools[0].queue_load(slot, self._page(seq, 0, block))
+            seq.cached = (first + len(slots)) * self.page_size
+            self.commit(seq, tokens, seq.cached)
+        return seq.computed
 
     def commit(self, seq: KVSequence, tokens: I32, computed: int) -> None:
         """tokens[:computed] are in the KV memory now: others may share their whole pages from here on.
@@ -235,6 +257,10 @@ class KVStore:
         """
         return tuple(pool.drain_copies() for pool in self.pools)
 
+    def drain_moves(self) -> Moves | None:
+        """What the next step moves between the tiers before its copies. Drain once for every step."""
+        return self.tier.drain(self.pools[0].drain_loads()) if self.tier is not None else None
+
     # -- the cache as a whole -----------------------------------------------------------------------------------
 
     def pin(self, tokens: I32, namespace: Hashable = None) -> Pin | None:
@@ -265,6 +291,8 @@ class KVStore:
 
     def reset(self) -> int:
         """Drop what nobody holds from the tree. Returns how many pages became free."""
+        if self.tier is not None:
+            self.tier.clear()
         return self.tree.reset() if self.tree is not None else 0
 
     def max_length(self) -> int:
@@ -420,6 +448,21 @@ class KVStore:
                 pool.hold(theirs[differ])
                 pool.release(ours[differ])
                 ours[differ] = theirs[differ]
+
+    def _offload(self, leaf: Node, keep: int) -> int:
+        """Save what the pages of a leaf from the `keep`-th on hold, where they are whole and nobody else keeps them."""
+        pool, first = self.pools[0], leaf.start // self.page_size + keep
+        pages = {
+            block: page
+            for block, page in enumerate(leaf.pages[0][keep:].tolist(), first)
+            if (block + 1) * self.page_size <= leaf.end
+            and pool.holds[page] == 0
+            and pool.cached[page] == 1
+            and not pool.is_unwritten(page)
+        }
+        if self.tier is None or self.tree is None or not pages:
+            return 0
+        return self.tier.offload(leaf.namespace, self.tree.path_tokens(leaf), first, pages)
 
     # -- contract checks ----------------------------------------------------------------------------------------
 

@@ -27,21 +27,24 @@ from kvstore.pool import I32, NO_PAGE
 from kvstore.sequence import KVSequence
 from kvstore.store import KVStore, Pin
 from kvstore.tables import LayerGroup
+from kvstore.tier import U8, HostTier
 
 FULL = (LayerGroup("full"),)
 SLIDING = (LayerGroup("full"), LayerGroup("sliding", window=6, num_pages=9))
 MIXED = (LayerGroup("sliding", window=3), LayerGroup("full", num_pages=10), LayerGroup("other"))
 ONLY_SLIDING = (LayerGroup("sliding", window=5),)
-# page size, pages, sequences, longest, caching, groups
+# page size, pages, sequences, longest, caching, groups, slots of a second tier
 SHAPES = [
-    (4, 12, 5, 64, True, FULL),
-    (4, 9, 6, 36, True, FULL),
-    (1, 24, 4, 40, True, FULL),
-    (16, 6, 4, 128, True, FULL),
-    (4, 14, 5, 64, True, SLIDING),
-    (2, 14, 4, 40, True, MIXED),
-    (4, 8, 4, 64, True, ONLY_SLIDING),
-    (4, 12, 5, 64, False, FULL),
+    (4, 12, 5, 64, True, FULL, 0),
+    (4, 9, 6, 36, True, FULL, 40),
+    (4, 10, 5, 40, True, FULL, 3),
+    (1, 24, 4, 40, True, FULL, 0),
+    (2, 14, 4, 40, True, FULL, 9),
+    (16, 6, 4, 128, True, FULL, 0),
+    (4, 14, 5, 64, True, SLIDING, 0),
+    (2, 14, 4, 40, True, MIXED, 0),
+    (4, 8, 4, 64, True, ONLY_SLIDING, 0),
+    (4, 12, 5, 64, False, FULL, 0),
 ]
 STEMS = ([1, 1, 1, 1, 1, 1, 1, 1, 1, 1], [1, 1, 1, 2, 1, 1, 2, 2], [2, 2, 2, 2, 1, 1, 1, 1, 2])
 few_tokens = st.lists(st.integers(1, 2), max_size=12)
@@ -60,8 +63,8 @@ class StoreOperations(RuleBasedStateMachine):
     live: list[Live]
 
     @initialize(shape=st.sampled_from(SHAPES))
-    def build(self, shape: tuple[int, int, int, int, bool, tuple[LayerGroup, ...]]) -> None:
-        size, pages, sequences, longest, caching, groups = shape
+    def build(self, shape: tuple[int, int, int, int, bool, tuple[LayerGroup, ...], int]) -> None:
+        size, pages, sequences, longest, caching, groups, slots = shape
         self.size = size
         self.store = KVStore(
             num_pages=pages,
@@ -70,6 +73,7 @@ class StoreOperations(RuleBasedStateMachine):
             max_model_len=longest,
             prefix_caching=caching,
             groups=groups,
+            tier=HostTier(np.zeros((slots, size * 8), np.uint8), size) if slots else None,
         )
         self.memory = [np.full((pool.total, size), -1) for pool in self.store.pools]
         self.live = []
@@ -112,6 +116,32 @@ class StoreOperations(RuleBasedStateMachine):
         seen["hit inside a page"] += seq.cached % self.size > 0
         self.live.append(Live(seq, tokens))
         return self.done("open")
+
+    @precondition(lambda self: self.store.tier)
+    @rule(which=st.integers(0, 3), length=st.integers(5, 30), ends=st.booleans())
+    def come_back(self, which: int, length: int, ends: bool) -> None:
+        """What admission does, with one of a few long prompts that push each other out; others give way to it."""
+        tokens = [1 + (i * i // 5 + which * i) % 2 for i in range(length)][: self.store.max_length()]
+        if not self.store.tables.free_slots:
+            self.finish(self.live[0])
+        with _Scribbled(tokens) as array:
+            seq = self.store.open(array, "a")
+            assert seq is not None
+            found = seq.computed
+            while not self.store.reserve(seq, len(tokens)):
+                if self.live:
+                    self.finish(self.live[0])
+                else:  # pins are in the way
+                    self.store.close(seq, array, found)
+                    return self.done("come back: refused")
+            assert found <= self.store.restore(seq, array) < len(tokens)
+        seen["restored"] += seq.computed > found
+        seen["restored over a part of a page"] += seq.computed > found and found % self.size > 0
+        self.live.append(Live(seq, tokens, planned=len(tokens)))
+        if ends:
+            self.step(255)
+            self.finish(self.live[-1])
+        return self.done("come back")
 
     @precondition(lambda self: self.live)
     @rule(index=st.integers(0, 20), count=st.integers(1, 14), more=few_tokens)
@@ -249,7 +279,21 @@ class StoreOperations(RuleBasedStateMachine):
         with _Scribbled(one.tokens) as array:
             self.store.close(one.seq, array, one.seq.computed)
 
+    # -- the shadow as the owner of the pages' bytes --------------------------------------------------------------
+
+    def read_page(self, page: int, out: U8) -> None:
+        out[:] = self.memory[0][page].view(np.uint8)
+
+    def write_page(self, page: int, data: U8) -> None:
+        self.memory[0][page] = data.view(np.int64)
+
     def run_step(self) -> None:
+        moves = self.store.drain_moves()
+        if moves is not None:
+            assert self.store.tier is not None
+            self.store.tier.move(moves, self)
+            seen["stored"] += len(moves.stores)
+            seen["loaded"] += len(moves.loads)
         for group, pairs in enumerate(self.store.drain_copies()):
             seen["copies"] += len(pairs)
             assert len(set(pairs[:, 1].tolist())) == len(pairs)
@@ -349,5 +393,9 @@ def test_ten_thousand_random_operations_never_mix_lose_or_leak_a_page(monkeypatc
         "eviction",
         "hole",
         "last page won back",
+        "stored",
+        "loaded",
+        "restored",
+        "restored over a part of a page",
     ):
         assert seen[what] > 0, f"the run never saw: {what}"
