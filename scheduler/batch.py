@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from kvstore.tier import Moves
 from models.base import Batch
 from scheduler.constraint import Masks
 from scheduler.plan import StepPlan
@@ -33,6 +34,7 @@ class Step:
     scored: list[tuple[Sequence, int, int]]
     parents: list[Sequence]
     masks: Masks | None = None
+    moves: Moves | None = None  # between the tiers of the KV memory, before the batch runs
 
 
 def build(plan: StepPlan, state: State) -> Step:
@@ -117,4 +119,4 @@ def build(plan: StepPlan, state: State) -> Step:
             None if masks is None else masks.rows,
         ),
     )
-    return Step(plan, batch, sampled, np.array(sampled_rows, np.intp), scored, parents, masks)
+    return Step(plan, batch, sampled, np.array(sampled_rows, np.intp), scored, parents, masks, kv.drain_moves())

@@ -13,6 +13,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 from kvstore.store import KVStore
 from models.base import Runner, StepOutput
@@ -38,6 +39,8 @@ from scheduler.state import State
 from scheduler.stream import RequestStream
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 MAX_FAILED_STEPS = 3  # in a row, after which the model is taken for broken
 
@@ -73,6 +76,7 @@ class Engine:
         self._stopping = False
         self._failed_steps = 0
         self._new_sequences = 0  # submitted since the last plan
+        self._jobs: list[tuple[Callable[[], Any], asyncio.Future[Any]]] = []
         self._wake = asyncio.Event()
         self._empty = asyncio.Event()
         self._empty.set()
@@ -152,6 +156,16 @@ class Engine:
         self._wake.set()
         return self._requests.stop_choice(request_id, index, reason)
 
+    async def between_steps(self, work: Callable[[], T]) -> T:
+        """Run `work` in the model's thread while no step runs and the KV store stands still. Raises what it raises,
+        and NotAccepting when there are no steps any more."""
+        if not self.accepting:
+            raise NotAccepting(self.unhealthy_reason or "the engine is shutting down")
+        done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._jobs.append((work, done))
+        self._wake.set()
+        return await done
+
     async def until_idle(self) -> None:
         """Until every request has ended."""
         await self._empty.wait()
@@ -217,6 +231,8 @@ class Engine:
         loop = asyncio.get_running_loop()
         previous: StepRecord | None = None
         while not self._stopping and self.healthy:
+            while self._jobs:
+                await self._run_job(*self._jobs.pop(0))
             started = self._clock()
             step = self._next_step()
             planned = self._clock()
@@ -241,11 +257,35 @@ class Engine:
                 self._step_failed(step.plan, error)
         self._publish(previous)
 
+    async def _run_job(self, work: Callable[[], T], done: asyncio.Future[T]) -> None:
+        self._requests.step_in_flight = True
+        try:
+            result = await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        except Exception as error:
+            if not done.done():
+                done.set_exception(error)
+        else:
+            if not done.done():
+                done.set_result(result)
+        finally:
+            self._requests.step_in_flight = False
+            self._requests.finish_ending()
+            self.last_progress = self._clock()
+
     def _compute(self, step: Step) -> StepOutput:
         """In the model's thread."""
         if step.masks is not None:
             step.masks.fill()
-        return self._runner.run(step.batch)
+        tier = self.kv.tier
+        if tier is None:
+            return self._runner.run(step.batch)
+        if step.moves is not None:
+            tier.move(step.moves, self._runner)
+        started, rows = time.perf_counter(), len(step.batch.token_ids)
+        output = self._runner.run(step.batch)
+        if rows >= 2 * max(self.kv.page_size, len(step.plan.sequences)):  # enough prompt in it to tell what that costs
+            tier.costs.computed(rows, time.perf_counter() - started)
+        return output
 
     async def _finish_step(
         self, step: Step, future: asyncio.Future[StepOutput], record: StepRecord, started: float
@@ -305,7 +345,9 @@ class Engine:
             if sequence.admitted_at is None:
                 sequence.admitted_at = now
             pages = -(-sequence.goal // page_size)
-            active.life.note(now, kind, sequence.index, cached=sequence.computed, tokens=sequence.goal, pages=pages)
+            detail = {"restored": sequence.restored} if sequence.restored else {}
+            cached, tokens = sequence.computed, sequence.goal
+            active.life.note(now, kind, sequence.index, cached=cached, tokens=tokens, pages=pages, **detail)
         for sequence, reason in planned.waits:
             self._requests[sequence.request.id].life.note(now, "waits", sequence.index, reason=reason)
 
@@ -386,6 +428,10 @@ class Engine:
 
     def _interrupt(self, reason: str) -> None:
         error = Interrupted(reason)
+        for _, done in self._jobs:
+            if not done.done():
+                done.set_exception(NotAccepting(reason))
+        self._jobs.clear()
         for request_id in self._requests.ids():
             try:
                 self._requests.fail(request_id, error, keep=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Policy = Literal["fcfs", "priority"]
+Policy = Literal["fcfs", "priority", "prefix"]
 
 
 @dataclass(frozen=True, slots=True)

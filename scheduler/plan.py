@@ -13,7 +13,8 @@ The order of things:
 3. Waiting sequences are admitted in order while budget, slots and pages last. The first that finds none stops the
    rest, so that nobody is overtaken for ever. Only one whose prefix is being computed by a running neighbour is passed
    over: it waits for that prefix instead of computing it again. Under the priority policy a more urgent one takes the
-   place of the least urgent that runs.
+   place of the least urgent that runs. Under the prefix policy those with the longest cached prefix come first, before
+   it is evicted; who has been overtaken often enough comes before them.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ from scheduler.state import State
 MAX_HOLDS = 8
 # How many waiting sequences are compared with those neighbours in one step.
 MAX_LOOKS = 256
+# The prefix policy: how many of the queue it looks at, and how many others may be let in before one of them.
+MAX_ORDERED = 64
+MAX_OVERTAKEN = 64
 
 
 @dataclass(slots=True)
@@ -114,9 +118,8 @@ def _preempt(state: State, step: StepPlan, victim: Sequence) -> None:
 def _admit_waiting(state: State, step: StepPlan, left: _Budget) -> None:
     prefixes = _PrefixesUnderWay(state)
     reason = ""
-    held = position = 0
-    while not reason and position < len(state.waiting):
-        sequence = state.waiting[position]
+    held = 0
+    for sequence in _in_order(state):
         if not left.tokens or (sequence.scoring and not left.scored):
             reason = "budget"
         elif not prefixes.may_look(sequence):
@@ -124,7 +127,6 @@ def _admit_waiting(state: State, step: StepPlan, left: _Budget) -> None:
         elif prefixes.hold(sequence):
             _note(step, sequence, "prefix")
             held += 1
-            position += 1
         elif not state.free_slots and not _displace(state, step, left, sequence):
             reason = "slots"
         else:
@@ -133,23 +135,40 @@ def _admit_waiting(state: State, step: StepPlan, left: _Budget) -> None:
                     pass
             except Exception as error:
                 step.failed.append((sequence, error))
-                position += 1
                 continue
             if admitted:
                 step.admitted.append(sequence)
                 step.sequences.append(sequence)
                 step.rows.append(left.take(sequence))
                 prefixes.add(sequence)
+                if state.limits.policy == "prefix":
+                    for other in state.waiting[: state.waiting_before(sequence)]:
+                        other.overtaken += 1
             elif state.running:
                 reason = "pages"
             else:
                 step.failed.append((sequence, OutOfPages(f"{sequence.goal} tokens do not fit in an empty pool")))
-                position += 1
-    if position < len(state.waiting):
-        _note(step, state.waiting[position], reason)
+        if reason:
+            _note(step, sequence, reason)
+            break
     queued = len(state.waiting) - held - len(step.failed)
     counts = {"prefix": held, reason: queued, "prompt": state.num_pending}
     step.waiting_reasons = {why: count for why, count in counts.items() if count}
+
+
+def _in_order(state: State) -> list[Sequence]:
+    """Who is asked to come in, in this order. Under the prefix policy those with the longest cached prefix first, save
+    that nobody is overtaken by more than MAX_OVERTAKEN."""
+    waiting = state.waiting
+    if state.limits.policy != "prefix" or len(waiting) < 2 or not state.free_slots:
+        return waiting.copy()
+    cached: dict[Sequence, int] = {}
+    for sequence in waiting[:MAX_ORDERED]:
+        if sequence.overtaken >= MAX_OVERTAKEN:
+            cached[sequence] = sequence.prompt_length + sequence.known
+        elif state.shares_prefixes(sequence):
+            cached[sequence] = state.kv.match_length(sequence.tokens, sequence.request.namespace)
+    return sorted(waiting, key=lambda sequence: (-cached.get(sequence, 0), sequence.key))
 
 
 def _note(step: StepPlan, sequence: Sequence, reason: str) -> None:

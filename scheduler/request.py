@@ -79,11 +79,13 @@ class Sequence:
         "known_limit",
         "kv",
         "last_token_at",
+        "overtaken",
         "params",
         "preemptions",
         "prompt_length",
         "queued_at",
         "request",
+        "restored",
         "scored",
         "slot",
         "status",
@@ -127,8 +129,10 @@ class Sequence:
         self.held_by: Sequence | None = None  # computes a prefix this one is waiting for
         self.held_until = 0  # tokens of `held_by` that have to be computed
         self.holds = 0
+        self.overtaken = 0  # how many more junior ones were admitted before it, under the prefix policy
 
         self.cached_tokens = 0  # prompt tokens found in the cache when it was first admitted
+        self.restored = 0  # tokens that came from the second tier when it was last admitted
         self.preemptions = 0
         self.queued_at = 0.0
         self.admitted_at: float | None = None

@@ -66,6 +66,10 @@ class State:
         sequence.status = Status.QUEUED
         insort(self.waiting, sequence, key=_key)
 
+    def waiting_before(self, sequence: Sequence) -> int:
+        """How many that wait are more senior."""
+        return bisect_left(self.waiting, sequence.key, key=_key)
+
     def admit(self, sequence: Sequence) -> bool:
         """Give a queued sequence a slot and pages for all its tokens. False, and no change, when there are none.
 
@@ -83,17 +87,20 @@ class State:
             kv.close(pages, sequence.tokens, cached)
             self.short_of_pages = sequence
             return False
+        if self.shares_prefixes(sequence):
+            kv.restore(pages, sequence.tokens)
         slot = heappop(self.free_slots)
         try:
             self.sampling.open(slot, sequence.params, sequence.request.prompt, sequence.outputs)
         except BaseException:
             heappush(self.free_slots, slot)
-            kv.close(pages, sequence.tokens, cached)
+            kv.close(pages, sequence.tokens, pages.computed)
             raise
         self._drop_from(self.waiting, sequence)
-        sequence.status, sequence.kv, sequence.slot, sequence.computed = Status.RUNNING, pages, slot, cached
+        sequence.status, sequence.kv, sequence.slot, sequence.computed = Status.RUNNING, pages, slot, pages.computed
+        sequence.restored = pages.computed - cached
         if sequence.index == 0 and not sequence.preemptions:
-            sequence.cached_tokens = cached
+            sequence.cached_tokens = pages.computed
         insort(self.running, sequence, key=_key)
         self._reserve_forks(sequence)
         return True

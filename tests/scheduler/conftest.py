@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 
 from kvstore.store import KVStore
-from models.base import Batch, StepOutput
+from kvstore.tier import HostTier
+from models.base import U8, Batch, StepOutput
 from models.config import ModelConfig, RopeConfig
 from models.sampling import IN_PROMPT, SamplingParams
 from models.sampling_state import SamplingState
@@ -138,6 +139,13 @@ class FakeRunner:
     def allocate(self, num_pages: int, page_size: int) -> None:
         self.memory = np.full((num_pages, page_size), 0xDEAD, np.uint64)
         self.tokens = np.full((num_pages, page_size), -1, np.int64)
+
+    def read_page(self, page: int, out: U8) -> None:
+        out[:] = np.concatenate((self.memory[page].view(np.uint8), self.tokens[page].view(np.uint8)))
+
+    def write_page(self, page: int, data: U8) -> None:
+        half = len(data) // 2
+        self.memory[page], self.tokens[page] = data[:half].view(np.uint64), data[half:].view(np.int64)
 
     def run(self, batch: Batch) -> StepOutput:
         self.before(batch)
@@ -301,7 +309,13 @@ class Bench:
     """The scheduler without its engine: steps run when the test says so, and integrity is checked after each."""
 
     def __init__(
-        self, *, num_pages: int = 256, page_size: int = 4, max_sequences: int | None = None, **limits: Any
+        self,
+        *,
+        num_pages: int = 256,
+        page_size: int = 4,
+        max_sequences: int | None = None,
+        slots: int = 0,
+        **limits: Any,
     ) -> None:
         self.limits = Limits(**{"max_model_len": 512, "max_num_seqs": 8, "max_num_batched_tokens": 64} | limits)
         self.kv = KVStore(
@@ -310,6 +324,7 @@ class Bench:
             max_sequences=max_sequences or self.limits.max_num_seqs,
             max_model_len=self.limits.max_model_len,
             prefix_caching=self.limits.prefix_caching,
+            tier=HostTier(np.zeros((slots, 16 * page_size), np.uint8), page_size) if slots else None,
         )
         self.sampling = SamplingState(self.limits.max_num_seqs, VOCAB, (EOS,))
         self.runner = FakeRunner()
@@ -339,6 +354,8 @@ class Bench:
             self.requests.step_in_flight = True
             if step.masks is not None:
                 step.masks.fill()
+            if step.moves is not None and self.kv.tier is not None:
+                self.kv.tier.move(step.moves, self.runner)
             output = self.runner.run(step.batch)
             self.requests.step_in_flight = False
             apply(step, output, self.state, self.requests, self.clock())
@@ -370,8 +387,8 @@ class Bench:
 class EngineBench:
     """A running engine over the fake model. `hold()` keeps steps from ending until `release()`."""
 
-    def __init__(self, *, num_pages: int = 256, page_size: int = 4, **limits: Any) -> None:
-        bench = Bench(num_pages=num_pages, page_size=page_size, **limits)
+    def __init__(self, *, num_pages: int = 256, page_size: int = 4, slots: int = 0, **limits: Any) -> None:
+        bench = Bench(num_pages=num_pages, page_size=page_size, slots=slots, **limits)
         self.kv, self.runner, self.clock, self.limits = bench.kv, bench.runner, bench.clock, bench.limits
         self.records: list[StepRecord] = []
         self.engine = Engine(

@@ -45,8 +45,9 @@ def test_every_request_equals_its_solo_run_under_any_pressure(tools: Any, seed: 
         num_pages=-(-tokens // page_size) + rng.randint(0, 2),
         max_num_seqs=rng.choice([1, 2, 3, 8]),
         max_scored_rows=rng.choice([1, 5, 64]),
-        policy=rng.choice(["fcfs", "priority"]),
-        prefix_caching=rng.random() < 0.7,
+        policy=rng.choice(["fcfs", "priority", "prefix"]),
+        prefix_caching=(caching := rng.random() < 0.7),
+        slots=rng.choice([0, 2, 100]) if caching else 0,
     )
     heads = [[rng.randrange(tools.VOCAB) for _ in range(40)] for _ in range(3)]
     requests = [random_request(tools, rng, f"r{i}", heads) for i in range(14)]
@@ -135,7 +136,11 @@ def test_a_fully_cached_prompt_computes_its_last_token_only(tools: Any) -> None:
 def test_cancelling_at_any_moment_disturbs_nobody(tools: Any, seed: int) -> None:
     rng = random.Random(1000 + seed)
     bench = tools.Bench(
-        page_size=4, num_pages=rng.choice([20, 40, 200]), max_num_seqs=4, policy=rng.choice(["fcfs", "priority"])
+        page_size=4,
+        num_pages=rng.choice([20, 40, 200]),
+        max_num_seqs=4,
+        policy=rng.choice(["fcfs", "priority", "prefix"]),
+        slots=rng.choice([0, 3, 100]),
     )
     heads = [[rng.randrange(tools.VOCAB) for _ in range(40)] for _ in range(2)]
     requests = [random_request(tools, rng, f"r{i}", heads) for i in range(20)]
