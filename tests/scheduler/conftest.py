@@ -438,14 +438,14 @@ def make_request(request_id: str, prompt: Iterable[int], **options: Any) -> Requ
     return Request(request_id, np.array(list(prompt), np.int32), params, **fields)
 
 
-def run_engine(test: Callable[[EngineBench], Awaitable[None]], **options: Any) -> None:
+def run_engine(test: Callable[[EngineBench], Awaitable[None]], seconds: float = 20, **options: Any) -> None:
     """Run a test against an engine, and stop the engine."""
 
     async def main() -> None:
         bench = EngineBench(**options)
         bench.engine.start()
         try:
-            await asyncio.wait_for(test(bench), 20)
+            await asyncio.wait_for(test(bench), seconds)
         finally:
             bench.release()
             await bench.engine.stop()
