@@ -28,8 +28,9 @@ from server.edge import Edge
 from server.errors import APIError, InvalidRequest, MethodNotAllowed, NotFound, field_path, shown
 from server.protocol.chat import ChatCompletionRequest
 from server.protocol.completions import CompletionRequest
+from server.protocol.responses import ResponseRequest
 from server.protocol.tokens import DetokenizeRequest, TokenizeChatRequest, TokenizeRequest
-from server.routes import chat, completions, health, info, models, tokens
+from server.routes import chat, completions, health, info, models, responses, tokens
 from server.routes.generating import IGNORED_HEADER
 from server.state import ServerState
 
@@ -40,7 +41,14 @@ UNSERVED = frozenset({
     "files", "fine_tuning", "images", "moderations", "realtime", "threads", "uploads", "vector_stores", "videos",
 })
 # fmt: on
-BODIES = (CompletionRequest, ChatCompletionRequest, TokenizeRequest, TokenizeChatRequest, DetokenizeRequest)
+BODIES = (
+    CompletionRequest,
+    ChatCompletionRequest,
+    ResponseRequest,
+    TokenizeRequest,
+    TokenizeChatRequest,
+    DetokenizeRequest,
+)
 
 
 class Application(FastAPI):
@@ -83,7 +91,7 @@ def create_app(state: ServerState) -> FastAPI:
         redirect_slashes=False,  # a path that is nearly right is a 404, not a detour around the API key
         lifespan=lifespan,
     )
-    for module in (completions, chat, tokens, models, health, info):
+    for module in (completions, chat, responses, tokens, models, health, info):
         app.include_router(module.router(state))
     app.add_exception_handler(APIError, _api_error)
     app.add_exception_handler(HTTPException, _http_error)

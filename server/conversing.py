@@ -9,14 +9,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from pydantic import ValidationError
+
 from scheduler.request import Request as EngineRequest
+from server.errors import from_validation
 from server.generation import Echo, Generation
 from server.intake import LengthPolicy, engine_request, sampling_params
 from server.protocol.chat import ChatCompletionRequest
-from server.protocol.checks import check_chat
+from server.protocol.checks import check_chat, check_names
 from server.routes.generating import bad_words, generation, text_options
 from server.state import ServerState
 from server.tokenize import Tokenizing
+
+
+def chat_request(body: dict[str, Any]) -> ChatCompletionRequest:
+    """A request that was put together from another API's. Raises InvalidRequest in the words of this one."""
+    check_names(body, ChatCompletionRequest)
+    try:
+        return ChatCompletionRequest.model_validate(body)
+    except ValidationError as error:
+        raise from_validation(error) from None
 
 
 async def prompt_of(state: ServerState, fields: ChatCompletionRequest) -> list[int]:

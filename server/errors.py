@@ -21,7 +21,8 @@ or of the engine.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, ClassVar
 
 import orjson
@@ -174,6 +175,19 @@ def shown(value: object) -> str:
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     return bounded(repr(value), MAX_SHOWN_CHARS)
+
+
+@contextmanager
+def renaming(names: Mapping[str, str]) -> Iterator[None]:
+    """What is refused inside gets the field names that the client knows."""
+    try:
+        yield
+    except InvalidRequest as error:
+        for name, known in names.items():
+            error.message = error.message.replace(f"'{name}", f"'{known}")
+            if error.param is not None and re.split(r"[.\[]", error.param)[0] == name:
+                error.param = known + error.param[len(name) :]
+        raise
 
 
 def field_path(location: tuple[int | str, ...]) -> str:

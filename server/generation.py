@@ -80,7 +80,7 @@ class Generation:
         self._arrival = requests[0].arrival or clock()
         self._cached = [0] * len(requests)
         self._open = len(requests) * self._n
-        self._gone = False
+        self.gone = False  # whether the client is
         self._failed = False
         self._first_token_at: float | None = None
         self._last_token_at = [0.0] * self._open
@@ -131,7 +131,7 @@ class Generation:
 
     def client_gone(self) -> None:
         """Stop working for a client that went away: `deltas` raises ClientGone as soon as the engine lets go."""
-        self._gone = True
+        self.gone = True
         self._cancel()
 
     async def deltas(self) -> AsyncGenerator[list[tuple[Choice, Delta]]]:
@@ -144,7 +144,7 @@ class Generation:
                 yield self._take(prompt, update)
                 if self.finished:
                     return
-            raise ClientGone if self._gone else InternalError("The answer broke off.")
+            raise ClientGone if self.gone else InternalError("The answer broke off.")
         except APIError:
             self._failed = True
             raise
@@ -155,7 +155,7 @@ class Generation:
         if update.error is not None:
             raise failure(update.error)
         if update.finish_reason == "cancelled":
-            raise ClientGone if self._gone else Unavailable("The request was cancelled by the server.")
+            raise ClientGone if self.gone else Unavailable("The request was cancelled by the server.")
         self._cached[prompt] = update.cached_tokens
         if not self._echoes:
             return self._deltas_of(prompt, [update])

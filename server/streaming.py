@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from server.errors import APIError, InternalError
 from server.generation import ClientGone, Generation
-from server.replies.chunks import KEEP_ALIVE, ChunkWriter, error_event
+from server.replies.chunks import KEEP_ALIVE, StreamWriter
 from server.replies.head import Collected
 
 logger = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class EventStream(Response):
     """The streamed answer."""
 
     def __init__(
-        self, generation: Generation, writer: ChunkWriter, keep_alive_seconds: float, headers: Mapping[str, str]
+        self, generation: Generation, writer: StreamWriter, keep_alive_seconds: float, headers: Mapping[str, str]
     ) -> None:
         self.status_code = 200
         self.background = None
@@ -85,7 +85,7 @@ class EventStream(Response):
             if not isinstance(error, APIError):
                 logger.exception("a stream broke off")
                 error = InternalError()
-            await self._send(send, error_event(error), last=True)
+            await self._send(send, self._writer.error(error), last=True)
         finally:
             comments.cancel()
 

@@ -15,6 +15,7 @@ from server.errors import MAX_SHOWN_CHARS, InvalidRequest, UnsupportedField, bou
 from server.protocol.chat import ChatCompletionRequest
 from server.protocol.completions import CompletionRequest
 from server.protocol.fields import Fields, GenerationFields
+from server.protocol.responses import ResponseRequest
 
 TYPO_SIMILARITY = 0.8
 MAX_NAMED_FIELDS = 20
@@ -67,7 +68,7 @@ _COMMON = {
     "guided_choice": Refusal("constrained decoding is not served yet"),
     "guided_grammar": Refusal("constrained decoding is not served yet"),
 }
-REFUSED: Mapping[type[Fields], Mapping[str, Refusal]] = {
+REFUSED: dict[type[Fields], Mapping[str, Refusal]] = {
     CompletionRequest: _COMMON | {"suffix": Refusal("text is only continued, not filled in", (None, ""))},
     ChatCompletionRequest: _COMMON
     | {
@@ -92,6 +93,18 @@ REFUSED: Mapping[type[Fields], Mapping[str, Refusal]] = {
         "mm_processor_kwargs": Refusal("this is a text model"),
     },
 }
+_CHAT_ONLY = {
+    name: Refusal("it is a field of /v1/chat/completions")
+    for name in ("messages", "n", "stop", "max_tokens", "max_completion_tokens", "response_format", "logprobs")
+}
+REFUSED[ResponseRequest] = _CHAT_ONLY | {
+    "conversation": Refusal("conversations are not stored; use previous_response_id"),
+    "prompt": Refusal("there are no prompt templates"),
+    "moderation": Refusal("there is no moderation"),
+    "context_management": Refusal("contexts are not compacted"),
+    "prompt_cache_retention": Refusal("prefixes stay cached as long as there is room"),
+    "prompt_cache_options": Refusal("prefixes are cached without being asked"),
+}
 
 
 def check_names(body: Mapping[str, object], model: type[Fields]) -> tuple[str, ...]:
@@ -113,16 +126,13 @@ def check_names(body: Mapping[str, object], model: type[Fields]) -> tuple[str, .
 
 def unknown_inside(request: Fields) -> tuple[str, ...]:
     """Names inside messages and options that are not known and hold something."""
-    places: list[tuple[str, Fields | None]] = []
-    if isinstance(request, GenerationFields):
-        places.append(("stream_options", request.stream_options))
-    if isinstance(request, ChatCompletionRequest):
-        places += [("messages[]", message) for message in request.messages]
     found = {
-        f"{place}.{name}": None
-        for place, fields in places
-        for name, value in ((fields and fields.model_extra) or {}).items()
-        if value not in (None, "", [], {})
+        f"{name}[].{extra}" if isinstance(value, list) else f"{name}.{extra}": None
+        for name, value in request
+        for fields in (value if isinstance(value, list) else [value])
+        if isinstance(fields, Fields)
+        for extra, content in (fields.model_extra or {}).items()
+        if content not in (None, "", [], {})
     }
     return tuple(found)
 

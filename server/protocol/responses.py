@@ -136,6 +136,7 @@ def chat_of(
         "tools": [_tool(tool, index) for index, tool in enumerate(fields.tools or ())] or None,
         "tool_choice": _tool_choice(fields.tool_choice) if fields.tools else None,
         "parallel_tool_calls": fields.parallel_tool_calls if fields.tools else None,
+        "stream_options": body.get("stream_options"),
     }
     return {name: value for name, value in chat.items() if value is not None}, turns.messages
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import orjson
 
@@ -20,6 +20,16 @@ from server.replies.head import Head, usage_of
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": waiting\n\n"
+
+
+class StreamWriter(Protocol):
+    """Turns deltas into events."""
+
+    def events(self, generation: Generation, choice: Choice, delta: Delta, /) -> bytes: ...
+
+    def end(self, generation: Generation, /) -> bytes: ...
+
+    def error(self, error: APIError, /) -> bytes: ...
 
 
 class ChunkWriter(ABC):
@@ -52,12 +62,11 @@ class ChunkWriter(ABC):
         closing = self._head.closing(generation, usage=self._usage_at_end)
         return self._opening + b"]," + orjson.dumps(closing)[1:] + b"\n\n" + DONE if closing else DONE
 
+    def error(self, error: APIError) -> bytes:
+        """The last event of a stream that breaks."""
+        return b"data: " + error.body() + b"\n\n"
+
     def _closing(self, generation: Generation) -> bytes:
         return (
             b'],"usage":' + orjson.dumps(usage_of(generation)) + b"}\n\n" if self._usage_always else self._plain_closing
         )
-
-
-def error_event(error: APIError) -> bytes:
-    """The last event of a stream that breaks."""
-    return b"data: " + error.body() + b"\n\n"

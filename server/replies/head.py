@@ -58,9 +58,9 @@ class Collected:
         return Delta("".join(self.text), self.records, self.tokens, self.finish_reason, self.stop)
 
 
-def new_id(prefix: str) -> str:
+def new_id(prefix: str, separator: str = "-") -> str:
     """`cmpl-` and 24 random hexadecimal digits."""
-    return f"{prefix}-{token_hex(12)}"
+    return f"{prefix}{separator}{token_hex(12)}"
 
 
 def usage_of(generation: Generation) -> dict[str, Any]:

@@ -52,6 +52,13 @@ class LogprobShapes:
             for id, (value, rank) in ranks.items()
         }
 
+    def response(self, records: Sequence[TokenRecord]) -> list[dict[str, Any]]:
+        """As chat's entries, but that bytes are never null."""
+        return [
+            _with_bytes({**entry, "top_logprobs": list(map(_with_bytes, entry["top_logprobs"]))})
+            for entry in map(self._entry, records)
+        ]
+
     def _alternatives_of(self, record: TokenRecord) -> dict[str, float] | None:
         """The most likely tokens, and the token itself when it is not among them."""
         if record.logprob is None:
@@ -81,6 +88,10 @@ class LogprobShapes:
             return own.decode()
         except UnicodeDecodeError:
             return prefix + "".join(f"\\x{byte:02x}" for byte in own)
+
+
+def _with_bytes(entry: dict[str, Any]) -> dict[str, Any]:
+    return {**entry, "bytes": entry["bytes"] or []}
 
 
 def floored(logprob: float) -> float:

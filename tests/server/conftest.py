@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socket
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -20,6 +22,9 @@ import numpy as np
 import openai
 import pytest
 import uvicorn
+from jsonschema import Draft202012Validator
+from referencing import Registry, Resource
+from referencing.jsonschema import DRAFT202012
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from kvstore.store import KVStore
@@ -70,6 +75,7 @@ TOKENS = TOKENIZER.get_vocab_size(with_added_tokens=True)
 VOCAB = TOKENS + 8  # some padding, as real embeddings have
 EOS = TOKENIZER.token_to_id("<|im_end|>")
 MASK = (1 << 64) - 1
+BESIDE = Path(__file__).parents[3] / "shared" / "openai" / "openapi.json"
 
 
 def mix(x: int) -> int:
@@ -349,3 +355,37 @@ def tokenizer() -> Tokenizer:
 @pytest.fixture(scope="session")
 def vocab_size() -> int:
     return VOCAB
+
+
+def _opened(value: Any) -> Any:
+    """OpenAPI 3.0's `nullable`, which the description still uses in places, in JSON Schema's words."""
+    if isinstance(value, list):
+        return [_opened(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    value = {key: _opened(item) for key, item in value.items()}
+    if value.pop("nullable", False):
+        return {"anyOf": [value, {"type": "null"}]}
+    return value
+
+
+@pytest.fixture(scope="session")
+def valid() -> Callable[[str, Any], None]:
+    """Says whether something is as a schema in OpenAI's published description has it, where that is at hand:
+    `OCTAVO_OPENAI_SCHEMA` names the file (openapi.json of the openai-openapi repository)."""
+    path = Path(os.environ.get("OCTAVO_OPENAI_SCHEMA", BESIDE))
+    if not path.is_file():
+        pytest.skip("OCTAVO_OPENAI_SCHEMA does not name OpenAI's openapi.json")
+    description = _opened(json.loads(path.read_text(encoding="utf-8")))
+    registry: Registry[Any] = Registry().with_resource("urn:openai", Resource(description, DRAFT202012))
+    validators: dict[str, Draft202012Validator] = {}
+
+    def check(name: str, value: Any) -> None:
+        if name not in validators:
+            reference = {"$ref": f"urn:openai#/components/schemas/{name}"}
+            validators[name] = Draft202012Validator(reference, registry=registry)
+        validators[name].validate(value)
+
+    with pytest.raises(Exception, match="required"):  # it can say no
+        check("CreateCompletionResponse", {"id": "x"})
+    return check

@@ -1,23 +1,13 @@
-"""Every answer and every chunk against OpenAI's published description of its API, where that is at hand.
-
-`OCTAVO_OPENAI_SCHEMA` names the file (openapi.json of the openai-openapi repository).
-"""
+"""Every answer and every chunk against OpenAI's published description of its API, where that is at hand."""
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
-from jsonschema import Draft202012Validator
-from referencing import Registry, Resource
-from referencing.jsonschema import DRAFT202012
 
 HELLO = [{"role": "user", "content": "Hello"}]
-BESIDE = Path(__file__).parents[3] / "shared" / "openai" / "openapi.json"
 
 FIELDS: list[dict[str, Any]] = [
     {},
@@ -35,38 +25,6 @@ COMPLETION_FIELDS: list[dict[str, Any]] = [
     {"prompt": ["Hello", "Yes"], "echo": True},
     {"prompt": [[5, 6], [7]], "max_tokens": 1, "return_token_ids": True},
 ]
-
-
-def _opened(value: Any) -> Any:
-    """OpenAPI 3.0's `nullable`, which the description still uses in places, in JSON Schema's words."""
-    if isinstance(value, list):
-        return [_opened(item) for item in value]
-    if not isinstance(value, dict):
-        return value
-    value = {key: _opened(item) for key, item in value.items()}
-    if value.pop("nullable", False):
-        return {"anyOf": [value, {"type": "null"}]}
-    return value
-
-
-@pytest.fixture(scope="session")
-def valid() -> Callable[[str, Any], None]:
-    path = Path(os.environ.get("OCTAVO_OPENAI_SCHEMA", BESIDE))
-    if not path.is_file():
-        pytest.skip("OCTAVO_OPENAI_SCHEMA does not name OpenAI's openapi.json")
-    description = _opened(json.loads(path.read_text(encoding="utf-8")))
-    registry: Registry[Any] = Registry().with_resource("urn:openai", Resource(description, DRAFT202012))
-    validators: dict[str, Draft202012Validator] = {}
-
-    def check(name: str, value: Any) -> None:
-        if name not in validators:
-            reference = {"$ref": f"urn:openai#/components/schemas/{name}"}
-            validators[name] = Draft202012Validator(reference, registry=registry)
-        validators[name].validate(value)
-
-    with pytest.raises(Exception, match="required"):  # it can say no
-        check("CreateCompletionResponse", {"id": "x"})
-    return check
 
 
 @pytest.mark.parametrize("fields", FIELDS)

@@ -1,0 +1,127 @@
+"""An answer as a row of blocks, each opened, filled and closed before the next: what the responses API and Anthropic's
+have in common.
+
+The same writer makes streams and whole answers: a whole one is written from its only delta, and the events are not
+sent. One per answer, which has one choice.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+import orjson
+
+from server.choice import Choice, Delta, TokenRecord
+from server.errors import APIError
+from server.generation import Generation
+from server.replies.head import new_id
+
+Event = dict[str, Any]
+Kind = Literal["text", "reasoning", "call"]
+
+
+@dataclass(slots=True)
+class Block:
+    """Something said, something thought, or a call; then `texts` are its arguments."""
+
+    kind: Kind
+    index: int
+    call_id: str = ""
+    name: str = ""
+    id: str = field(default_factory=lambda: new_id("item", "_"))
+    texts: list[str] = field(default_factory=list)
+    records: list[TokenRecord] = field(default_factory=list)
+    open: bool = True
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+
+class Piece(NamedTuple):
+    """A part of a delta. A call begins with the piece that has its name."""
+
+    kind: Kind
+    text: str
+    records: list[TokenRecord]
+    call_id: str = ""
+    name: str = ""
+
+
+class BlockWriter(ABC):
+    """Turns deltas into events, and remembers the blocks."""
+
+    def __init__(self) -> None:
+        self.blocks: list[Block] = []
+        self.finish_reason: str | None = None
+        self.stop: str | int | None = None
+        self.work: Generation | None = None  # while it is not finished
+
+    def events(self, generation: Generation, _: Choice, delta: Delta) -> bytes:
+        """The events of a delta, as they are sent."""
+        return b"".join([self.sent(event) for event in self._events(generation, delta)])
+
+    def sent(self, event: Event) -> bytes:
+        return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), orjson.dumps(event))
+
+    def end(self, _: Generation) -> bytes:
+        """What follows the last delta."""
+        return b""
+
+    def _events(self, generation: Generation, delta: Delta) -> Iterator[Event]:
+        if self.work is None:
+            self.work = generation
+            yield from self.begun(generation)
+        for piece in _pieces(delta):
+            block = self.blocks[-1] if self.blocks else None
+            if block is None or block.kind != piece.kind or piece.name:
+                yield from self._close()
+                block = yield from self._open(piece)
+            block.texts.append(piece.text)
+            block.records += piece.records
+            if piece.text or piece.records:
+                yield self.added(block, piece)
+        if delta.finish_reason is not None:
+            if not self.blocks:  # an answer of nothing is an empty text
+                yield from self._open(Piece("text", "", []))
+            self.finish_reason, self.stop = delta.finish_reason, delta.stop
+            yield from self._close()
+            yield from self.ended(generation)
+
+    def _open(self, piece: Piece) -> Generator[Event, None, Block]:
+        block = Block(piece.kind, len(self.blocks), piece.call_id, piece.name)
+        self.blocks.append(block)
+        yield from self.opened(block)
+        return block
+
+    def _close(self) -> Iterator[Event]:
+        if self.blocks and self.blocks[-1].open:
+            self.blocks[-1].open = False
+            yield from self.closed(self.blocks[-1])
+
+    @abstractmethod
+    def begun(self, generation: Generation) -> Iterator[Event]: ...
+
+    @abstractmethod
+    def opened(self, block: Block) -> Iterator[Event]: ...
+
+    @abstractmethod
+    def added(self, block: Block, piece: Piece) -> Event: ...
+
+    @abstractmethod
+    def closed(self, block: Block) -> Iterator[Event]: ...
+
+    @abstractmethod
+    def ended(self, generation: Generation) -> Iterator[Event]: ...
+
+    @abstractmethod
+    def error(self, error: APIError) -> bytes:
+        """The last events of a stream that breaks."""
+
+
+def _pieces(delta: Delta) -> Iterator[Piece]:
+    if delta.text or delta.records:
+        yield Piece("text", delta.text, delta.records)
