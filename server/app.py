@@ -28,9 +28,10 @@ from server.edge import Edge
 from server.errors import APIError, InvalidRequest, MethodNotAllowed, NotFound, field_path, shown
 from server.protocol.chat import ChatCompletionRequest
 from server.protocol.completions import CompletionRequest
+from server.protocol.messages import CountTokensRequest, MessageRequest
 from server.protocol.responses import ResponseRequest
 from server.protocol.tokens import DetokenizeRequest, TokenizeChatRequest, TokenizeRequest
-from server.routes import chat, completions, health, info, models, responses, tokens
+from server.routes import chat, completions, health, info, messages, models, responses, tokens
 from server.routes.generating import IGNORED_HEADER
 from server.state import ServerState
 
@@ -45,6 +46,8 @@ BODIES = (
     CompletionRequest,
     ChatCompletionRequest,
     ResponseRequest,
+    MessageRequest,
+    CountTokensRequest,
     TokenizeRequest,
     TokenizeChatRequest,
     DetokenizeRequest,
@@ -91,7 +94,7 @@ def create_app(state: ServerState) -> FastAPI:
         redirect_slashes=False,  # a path that is nearly right is a 404, not a detour around the API key
         lifespan=lifespan,
     )
-    for module in (completions, chat, responses, tokens, models, health, info):
+    for module in (completions, chat, responses, messages, tokens, models, health, info):
         app.include_router(module.router(state))
     app.add_exception_handler(APIError, _api_error)
     app.add_exception_handler(HTTPException, _http_error)

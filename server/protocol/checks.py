@@ -15,6 +15,7 @@ from server.errors import MAX_SHOWN_CHARS, InvalidRequest, UnsupportedField, bou
 from server.protocol.chat import ChatCompletionRequest
 from server.protocol.completions import CompletionRequest
 from server.protocol.fields import Fields, GenerationFields
+from server.protocol.messages import CountTokensRequest
 from server.protocol.responses import ResponseRequest
 
 TYPO_SIMILARITY = 0.8
@@ -96,6 +97,12 @@ REFUSED: dict[type[Fields], Mapping[str, Refusal]] = {
 _CHAT_ONLY = {
     name: Refusal("it is a field of /v1/chat/completions")
     for name in ("messages", "n", "stop", "max_tokens", "max_completion_tokens", "response_format", "logprobs")
+}
+REFUSED[CountTokensRequest] = {name: _CHAT_ONLY[name] for name in ("n", "stop", "response_format", "logprobs")} | {
+    "prefill": Refusal("end the messages with the assistant's"),
+    "container": Refusal("there are no containers"),
+    "mcp_servers": Refusal("there are no built-in tools"),
+    "context_management": Refusal("contexts are not compacted"),
 }
 REFUSED[ResponseRequest] = _CHAT_ONLY | {
     "conversation": Refusal("conversations are not stored; use previous_response_id"),

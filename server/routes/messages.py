@@ -1,0 +1,50 @@
+"""`/v1/messages` and `/v1/messages/count_tokens`: chat requests in Anthropic's form."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from server.answer import object_response
+from server.body import read_json
+from server.conversing import begin, chat_request, prompt_of
+from server.errors import renaming
+from server.protocol.messages import RENAMED, CountTokensRequest, MessageRequest, chat_of
+from server.replies.head import new_id
+from server.replies.message import MessageWriter
+from server.routes.generating import all_of, body_of, validated
+from server.state import ServerState
+from server.streaming import EventStream
+
+
+def router(state: ServerState) -> APIRouter:
+    routes = APIRouter()
+
+    @routes.post("/v1/messages", openapi_extra=body_of(MessageRequest))
+    async def create(request: Request) -> Response:
+        arrival = state.clock()
+        body = await read_json(request, state.max_body_bytes)
+        fields, headers = validated(request, state, body, MessageRequest)
+        message_id = new_id("msg", "_")
+        with renaming(RENAMED):
+            chat = chat_request(chat_of(fields, body))
+            work, _ = await begin(state, chat, await prompt_of(state, chat), message_id, arrival)
+        writer = MessageWriter(message_id, fields.model, request.state.request_id)
+        if fields.stream:
+            return EventStream(work, writer, state.keep_alive_seconds, headers)
+        answers = await all_of(work, request)
+        if isinstance(answers, Response):
+            return answers
+        writer.events(work, work.choices[0], answers[0].delta())
+        return object_response(writer.body(work), headers=headers)
+
+    @routes.post("/v1/messages/count_tokens", openapi_extra=body_of(CountTokensRequest))
+    async def count(request: Request) -> Response:
+        body = await read_json(request, state.max_body_bytes)
+        fields, headers = validated(request, state, body, CountTokensRequest)
+        with renaming(RENAMED):
+            chat = chat_request(chat_of(fields, body))
+            tokens = await prompt_of(state, chat)
+        return object_response({"input_tokens": len(tokens)}, headers=headers)
+
+    return routes
