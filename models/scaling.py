@@ -1,0 +1,204 @@
+"""How a step's time grows with batch, context and prompt length, and memory with pages: a runner driven by hand.
+
+    python -m models.scaling [MODEL] [--weights FORMAT] [--threads N] [--quick]
+
+prints one JSON object. Keys and values are random numbers in pages of random order, so that nothing is warmer than it
+would be in a server. Let nothing else run beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import psutil
+
+from config.hardware import Hardware
+from models.base import I32, Batch
+from models.cpu.runner import CpuRunner
+from models.errors import ModelError
+from models.loading.checkpoint import open_checkpoint
+from models.loading.source import resolve_source
+from models.plain_batch import plain_batch
+from models.probe import measure
+from models.step_cost import StepCost, step_cost
+
+if TYPE_CHECKING:
+    from models.cpu.weights import WeightFormat
+
+PAGE_SIZE = 16
+CHUNK = 512  # rows of a prompt in one step, as the server's default has it
+BATCHES = (1, 2, 4, 8, 16, 32, 64)
+CONTEXTS = (128, 256, 512, 1024, 2048, 4096, 8192)
+LENGTHS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+POOLS = (512, 1024, 2048, 4096)  # pages
+FIXED_CONTEXTS, FIXED_BATCHES = (128, 1024), (1, 8)  # what the other one is varied at
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A kind of step and what it took; a prompt's steps taken together."""
+
+    batch: int  # sequences
+    context: int  # tokens each of them holds after the step
+    rows: int  # token rows computed
+    seconds: float
+    bytes_read: int
+    operations: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """A KV pool, all of its pages written."""
+
+    pages: int
+    pool_bytes: int
+    resident_bytes: int  # of the whole process
+
+
+class Rig:
+    """A loaded model and the pages it runs on. `seconds` is how long each measurement may take."""
+
+    def __init__(self, runner: CpuRunner, cost: StepCost, seconds: float) -> None:
+        self._runner, self._cost, self._seconds = runner, cost, seconds
+        self._random = np.random.default_rng(0)
+        self._pages = 0
+
+    def allocate(self, pages: int) -> Pool:
+        """A new pool of random numbers in place of the one before."""
+        self._runner.allocate(pages, PAGE_SIZE)
+        self._pages = pages
+        memory = self._runner.pages.memory.memory.view(np.uint16)
+        # bfloat16 between 1/8 and 1/2 of either sign, which as halves of float32 are such numbers too.
+        numbers = self._random.integers(0x3E00, 0x3F00, 1 << 16, np.uint16)
+        numbers |= self._random.integers(0, 2, numbers.size, np.uint16) << 15
+        for first in range(0, memory.size, numbers.size):
+            part = memory[first : first + numbers.size]
+            part[:] = numbers[: part.size]
+        return Pool(pages, pages * self._runner.page_bytes(PAGE_SIZE), psutil.Process().memory_info().rss)
+
+    def decode(self, batch: int, context: int) -> Point:
+        """One row for each of `batch` sequences that hold `context` tokens."""
+        step = plain_batch(
+            self._tokens(batch), self._tables(batch, context), starts=[context - 1] * batch, counts=[1] * batch
+        )
+        pairs = batch * context
+        return Point(
+            batch,
+            context,
+            batch,
+            self._time([step]),
+            self._cost.bytes_read(pairs),
+            self._cost.operations(batch, batch, pairs),
+        )
+
+    def prefill(self, length: int) -> Point:
+        """A whole prompt, chunk by chunk, up to its first token."""
+        tables, tokens = self._tables(1, length), self._tokens(length)
+        steps, read = [], 0
+        for start in range(0, length, CHUNK):
+            count = min(CHUNK, length - start)
+            logit_rows = np.array([count - 1] if start + count == length else [], np.int32)
+            chunk = tokens[start : start + count]
+            steps.append(plain_batch(chunk, tables, starts=[start], counts=[count], logit_rows=logit_rows))
+            read += self._cost.bytes_read(start + count)
+        pairs = length * (length + 1) // 2
+        return Point(1, length, length, self._time(steps), read, self._cost.operations(length, 1, pairs))
+
+    def _tokens(self, count: int) -> I32:
+        return self._random.integers(0, self._runner.config.vocab_size, count, np.int32)
+
+    def _tables(self, batch: int, context: int) -> I32:
+        each = -(-context // PAGE_SIZE)
+        if batch * each > self._pages:
+            raise ValueError(f"{batch} sequences of {context} tokens need more than {self._pages} pages")
+        return self._random.permutation(self._pages)[: batch * each].astype(np.int32).reshape(batch, each)
+
+    def _time(self, steps: Sequence[Batch]) -> float:
+        """The median of some runs, the first one left out."""
+
+        def once() -> float:
+            began = time.perf_counter()
+            for step in steps:
+                self._runner.run(step)
+            return time.perf_counter() - began
+
+        once()
+        taken: list[float] = []
+        while len(taken) < 3 or (sum(taken) < self._seconds and len(taken) < 100):
+            taken.append(once())
+        return statistics.median(taken)
+
+
+def points(rig: Rig, longest: int, quick: bool) -> Iterator[tuple[str, Point | Pool]]:
+    """Every measurement, with the list it belongs to."""
+    pools = POOLS[:2] if quick else POOLS
+    for pages in pools:
+        yield "memory", rig.allocate(pages)
+    room = pools[-1] * PAGE_SIZE
+    pairs = {(batch, context) for context in FIXED_CONTEXTS for batch in BATCHES}
+    pairs |= {(batch, context) for context in CONTEXTS for batch in FIXED_BATCHES}
+    for batch, context in sorted(pairs):
+        if context <= longest and batch * context <= room:
+            yield "decode", rig.decode(batch, context)
+    for length in LENGTHS:
+        if length <= min(longest, room, 1024 if quick else longest):
+            yield "prefill", rig.prefill(length)
+
+
+def run(
+    model: str | None, weights: WeightFormat, threads: int, quick: bool, note: Callable[[str], None]
+) -> dict[str, Any]:
+    """Measure everything. Raises ModelError."""
+    checkpoint = open_checkpoint(resolve_source(model))
+    longest = min(checkpoint.config.max_position, CONTEXTS[-1])
+    runner = CpuRunner(
+        checkpoint,
+        weights=weights,
+        kv_dtype="float32" if weights == "float32" else "bfloat16",
+        threads=threads,
+        max_length=longest,
+    )
+    cost = step_cost(runner)
+    content: dict[str, Any] = {
+        "model": checkpoint.name,
+        "weights": weights,
+        "threads": threads,
+        "chunk": CHUNK,
+        "page_size": PAGE_SIZE,
+        "ceilings": asdict(measure(threads)),
+        "cost": asdict(cost),
+    }
+    for kind, point in points(Rig(runner, cost, 0.05 if quick else 0.4), longest, quick):
+        note(f"{kind}: {point}")
+        content.setdefault(kind, []).append(asdict(point))
+    return content
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure and print; 2 when it cannot."""
+    parser = argparse.ArgumentParser(prog="python -m models.scaling", description="Measure how steps scale.")
+    parser.add_argument("model", nargs="?", metavar="MODEL")
+    parser.add_argument("--weights", default="stored", metavar="FORMAT")
+    parser.add_argument("--threads", type=int, metavar="N")
+    parser.add_argument("--quick", action="store_true", help="fewer runs and sizes, to try it out")
+    options = parser.parse_args(arguments)
+    threads = options.threads or Hardware.detect("cpu").cores
+    try:
+        content = run(options.model, options.weights, threads, options.quick, lambda line: print(line, file=sys.stderr))
+    except ModelError as error:
+        print(f"scaling: {error}", file=sys.stderr)
+        return 2
+    print(json.dumps(content))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
