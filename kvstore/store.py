@@ -15,7 +15,8 @@ order: a page freed now is written again by a later step only.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+import time
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,6 +54,8 @@ class Pin:
     length: int
     node: Node
     pages: tuple[I32, ...]  # per group, what it holds
+    hits: int = 0  # sequences that were opened with it
+    last_hit: float | None = None  # reading of the monotonic clock
 
 
 class KVStore:
@@ -148,7 +151,9 @@ class KVStore:
             self._append_pages(seq, group, blocks)
         seq.writable = min(min(seq.blocks) * self.page_size, self.max_model_len)
         self._query_tokens += seq.uncounted
-        self._hit_tokens += seq.cached if seq.uncounted else 0
+        if seq.uncounted:
+            self._hit_tokens += seq.cached
+            self._count_pins(seq)
         seq.uncounted = 0
         return True
 
@@ -281,6 +286,22 @@ class KVStore:
         self.pins.append(Pin(end, anchor, pages))
         return self.pins[-1]
 
+    def adopt(self, tokens: I32, namespace: Hashable, write: Callable[[int, int], None]) -> None:
+        """Put whole pages into the tree whose content `write(block, page)` brings now. Nothing if they are not free."""
+        blocks = self._blocks(len(tokens))
+        seq = self.open(tokens, namespace)
+        if seq is None:
+            return
+        first, seq.uncounted = seq.computed // self.page_size, 0
+        computed = seq.computed
+        if blocks - first <= self.pools[0].free and self.reserve(seq, len(tokens)):
+            for block in range(first, blocks):
+                page = self._page(seq, 0, block)
+                self.pools[0].cancel_copy(page)
+                write(block, page)
+            computed = len(tokens)
+        self.close(seq, tokens, computed)
+
     def unpin(self, pin: Pin) -> None:
         if self.tree is None or pin not in self.pins:
             raise KVError("not pinned")
@@ -288,6 +309,14 @@ class KVStore:
         self.tree.unlock(pin.node)
         for pool, run in zip(self.pools, pin.pages, strict=True):
             pool.release(run)
+
+    def _count_pins(self, seq: KVSequence) -> None:
+        step = seq.anchor if self.pins else None
+        while step is not None:
+            for pin in self.pins:
+                if pin.node is step:
+                    pin.hits, pin.last_hit = pin.hits + 1, time.monotonic()
+            step = step.parent
 
     def reset(self) -> int:
         """Drop what nobody holds from the tree. Returns how many pages became free."""

@@ -92,7 +92,7 @@ def test_a_storm_of_2000_cancellations_at_random_moments(tools: Any, slots: int)
         checking = asyncio.create_task(check())
         await asyncio.gather(*(one(number) for number in range(2000)))
         checking.cancel()
-        assert checks > 50
+        assert checks > 10
         await bench.engine.until_idle()
         assert cancelled > 1000
         bench.assert_baseline()
