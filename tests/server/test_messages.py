@@ -139,7 +139,8 @@ def test_a_failure_in_a_stream_is_an_error_event(server: Any, client: anthropic.
     ({"messages": [{"role": "assistant", "content": [{"type": "tool_use", "id": "t", "input": {}}]}]},
      "messages[0].content[0].name"),
     ({"max_tokens": 600}, "maximum context length is 512"), ({"temperature": 3}, "temperature"),
-    ({"stop_sequences": ["a"] * 5}, "stop_sequences"), ({"tools": [{"type": "bash_20250124", "name": "b"}]}, "tools[0]"),
+    ({"stop_sequences": ["a"] * 5}, "stop_sequences"),
+    ({"tools": [{"type": "bash_20250124", "name": "b"}]}, "tools[0]"),
     ({"prefill": "x"}, "prefill"), ({"stop": "x"}, "stop"), ({"thinking": {"type": "much"}}, "thinking.type"),
     ({"tool_choice": {"type": "some"}}, "tool_choice.type"), ({"max_token": 5}, "max_tokens"),
 ])  # fmt: skip
