@@ -1,0 +1,162 @@
+"""Calls written as JSON between marks, in the three ways models do.
+
+Hermes and Qwen   <tool_call>{"name": "f", "arguments": {}}</tool_call>, one after the other
+Llama 3           {"name": "f", "parameters": {}}; {...}, at the beginning of an answer or behind <|python_tag|>
+Mistral           [TOOL_CALLS][{"name": "f", "arguments": {}}, {...}], or [TOOL_CALLS]f[ARGS]{}[TOOL_CALLS]...
+
+A list is taken wherever an object is. The closing mark may be missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Literal
+
+from server.stops import StopMatcher
+from server.tools.call_reader import CallReader
+from server.tools.parts import CallParser
+
+ARGS = "[ARGS]"
+MAX_NAME_CHARS = 256
+
+State = Literal["text", "opened", "name", "call", "between", "closing"]
+
+
+class JsonCalls(CallParser):
+    """Configured by how its calls are marked."""
+
+    def __init__(
+        self,
+        names: Collection[str],
+        new_id: Callable[[], str],
+        *,
+        opening: str,
+        closing: str = "",
+        bare: bool = False,
+        separator: str = "",
+        named: bool = False,
+    ) -> None:
+        """`bare`: an answer may begin with a call, unmarked. `separator` stands between calls outside lists. `named`: a
+        name may come before its arguments, outside the JSON."""
+        super().__init__(names, new_id)
+        self._opening, self._closing, self._separator, self._named = opening, closing, separator, named
+        self._matcher = StopMatcher((opening,))
+        self._state: State = "opened" if bare else "text"
+        self._raw = ""  # what has to be text if no call comes of it
+        self._in_list = False
+        self._reader: CallReader | None = None
+
+    def step(self, char: str) -> None:
+        match self._state:
+            case "text":
+                found = self._matcher.feed(char)
+                self.say(found.text)
+                if found.stop is not None:
+                    self._open(found.stop)
+            case "opened":
+                self._step_opened(char)
+            case "name":
+                self._step_name(char)
+            case "call":
+                self._step_call(char)
+            case "between":
+                self._step_between(char)
+            case "closing":
+                self._step_closing(char)
+
+    def end(self) -> None:
+        match self._state:
+            case "text":
+                self.say(self._matcher.finish())
+            case "call":
+                if self._reader is not None and self._reader.begun:
+                    self.end_call(whole=False)
+                elif self._reader is not None:
+                    self.say(self._raw + self._reader.text)
+            case "opened" | "name" | "between":
+                self.say(self._raw)
+            case "closing":
+                if not self._closing.startswith(self._raw.lstrip()):
+                    self.say(self._raw)
+
+    def _open(self, mark: str) -> None:
+        self._state, self._raw, self._in_list = "opened", mark, False
+
+    def _give_up(self, char: str) -> None:
+        """What was taken for a call is text."""
+        self.say(self._raw)
+        self._matcher = StopMatcher((self._opening,))
+        self._state, self._raw = "text", ""
+        self.step(char)
+
+    def _step_opened(self, char: str) -> None:
+        if char == "{":
+            self._reader = CallReader(self, self.names)
+            self._state = "call"
+            self._step_call(char)
+        elif char == "[" and not self._in_list and self._raw.strip() in ("", self._opening):
+            self._in_list = True
+            self._raw += char
+        elif char.isspace():
+            self._raw += char
+        elif self._named and not self._in_list and self._raw.startswith(self._opening):
+            self._state = "name"
+            self._step_name(char)
+        else:
+            self._give_up(char)
+
+    def _step_name(self, char: str) -> None:
+        written = self._raw.removeprefix(self._opening).strip()
+        if char != "{":
+            if len(written) < MAX_NAME_CHARS + len(ARGS):
+                self._raw += char
+            else:
+                self._give_up(char)
+            return
+        name = written.removesuffix(ARGS).strip()
+        if name not in self.names:
+            self._give_up(char)
+            return
+        self._reader = CallReader.of_arguments(self, name)
+        self._state = "call"
+        self._step_call(char)
+
+    def _step_call(self, char: str) -> None:
+        assert self._reader is not None
+        outcome = self._reader.feed(char)
+        if outcome == "failed":
+            self._raw = "" if self._reader.begun else self._raw + self._reader.text
+            self._give_up(char)
+        elif outcome == "whole":
+            self._raw = ""
+            self._state = "between" if self._in_list or self._separator else "closing"
+
+    def _step_between(self, char: str) -> None:
+        if char.isspace():
+            self._raw += char
+        elif char == ("," if self._in_list else self._separator):
+            self._raw += char
+            self._state = "opened"
+        elif char == "]" and self._in_list:
+            self._raw, self._in_list = "", False
+            self._state = "closing"
+        else:
+            self._in_list = False
+            self._give_up(char)
+
+    def _step_closing(self, char: str) -> None:
+        seen = self._raw.lstrip() + char
+        if not self._closing:
+            self._give_up(char)
+        elif self._closing == seen:
+            self._raw = ""
+            self._matcher = StopMatcher((self._opening,))
+            self._state = "text"
+        elif self._closing.startswith(seen) or (char.isspace() and not self._raw.strip()):
+            self._raw += char
+        else:
+            raw, self._raw = self._raw, ""
+            self._matcher = StopMatcher((self._opening,))
+            self._state = "text"
+            for written in raw + char:
+                self.step(written)
