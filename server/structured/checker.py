@@ -1,0 +1,212 @@
+"""Compiles grammars where that can hurt nobody: a program of its own, run with a bare interpreter.
+
+There are small grammars that take minutes or gigabytes to compile, and a compiler in a thread cannot be stopped. So
+each grammar is first compiled here, in a child of its own with limits on processor time and memory, which can be
+killed. What passes is compiled again by the daemon, and takes no more there.
+
+    daemon ──stdin──▶ this program ──fork──▶ child per grammar
+           ◀─stdout──              ◀──pipe── its verdict, or nothing when a limit killed it
+
+One JSON object a line. The first line in is the vocabulary and the limits: `{"tokens": [latin-1 strings], "special":
+[ids], "eos": [ids], "cpu_seconds", "memory_bytes"}`. Then jobs, `{"id", "rules", "foreign"}`, and `{"cancel": id}`. Out
+come `{"id", "grammar", "error", "limit", "cpu_seconds", "grown_bytes"}`: `limit` is "time" or "memory" when that was
+what stopped it. Most grammars take a millisecond; of those that take longer only SLOW_CHILDREN run at a time, and the
+others are held, so that a quick one never waits behind them.
+
+Imports nothing of the project. Ends, and its children with it, when stdin does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import resource
+import select
+import signal
+import sys
+import time
+from typing import Any
+
+QUICK_SECONDS = 0.25  # after which a child is one of the slow
+SLOW_CHILDREN = 2
+NICENESS = 5
+MAX_ERROR_CHARS = 500
+PR_SET_PDEATHSIG = 1  # of Linux's prctl
+
+
+class Tokens:
+    """What llguidance wants to know of a tokenizer; here nothing is tokenised."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, vocabulary: dict[str, Any]) -> None:
+        self.tokens = [token.encode("latin-1") for token in vocabulary["tokens"]]
+        self.special_token_ids = vocabulary["special"]
+        self.eos_token_id = vocabulary["eos"][0]
+
+    def __call__(self, text: bytes) -> list[int]:
+        return []
+
+
+class Child:
+    """A compilation under way."""
+
+    def __init__(self, job: int, pid: int, pipe: int) -> None:
+        self.job, self.pid, self.pipe = job, pid, pipe
+        self.began = time.monotonic()
+        self.slow = self.held = False
+        self.heard = b""
+
+
+class Checker:
+    """Reads jobs, forks, listens, answers."""
+
+    def __init__(self, vocabulary: dict[str, Any], heard: bytes) -> None:
+        """`heard` is what has been read beyond the vocabulary."""
+        from llguidance import LLTokenizer
+
+        self._tokenizer = LLTokenizer(Tokens(vocabulary), eos_token=vocabulary["eos"])  # type: ignore[arg-type]
+        self._cpu_seconds = vocabulary["cpu_seconds"]
+        self._memory_bytes = vocabulary["memory_bytes"]
+        self._children: dict[int, Child] = {}  # by pipe
+        self._input = heard
+
+    def run(self) -> None:
+        while True:
+            *lines, self._input = self._input.split(b"\n")
+            for line in lines:
+                self._take(json.loads(line))
+            quick = any(not child.slow for child in self._children.values())
+            ready, _, _ = select.select([0, *self._children], [], [], QUICK_SECONDS if quick else None)
+            for source in ready:
+                if source == 0:
+                    data = os.read(0, 1 << 20)
+                    if not data:
+                        return
+                    self._input += data
+                elif source in self._children:
+                    self._hear(self._children[source])
+            self._share_out()
+
+    def stop(self) -> None:
+        for child in self._children.values():
+            os.kill(child.pid, signal.SIGKILL)
+
+    def _take(self, message: dict[str, Any]) -> None:
+        if "cancel" in message:
+            for child in list(self._children.values()):
+                if child.job == message["cancel"]:
+                    os.kill(child.pid, signal.SIGKILL)
+            return
+        reading, writing = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                self._compile(message, writing)
+            finally:
+                os._exit(0)
+        os.close(writing)
+        self._children[reading] = Child(message["id"], pid, reading)
+
+    def _hear(self, child: Child) -> None:
+        data = os.read(child.pipe, 1 << 20)
+        if data:
+            child.heard += data
+            return
+        os.close(child.pipe)
+        del self._children[child.pipe]
+        _, status, usage = os.wait4(child.pid, 0)
+        verdict: dict[str, Any] = {"grammar": None, "error": None, "limit": None, "grown_bytes": 0}
+        if child.heard.endswith(b"\n"):
+            verdict |= json.loads(child.heard)
+        else:
+            killed = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+            verdict["limit"] = "time" if killed in (signal.SIGXCPU, signal.SIGKILL) else "memory"
+        verdict |= {"id": child.job, "cpu_seconds": usage.ru_utime + usage.ru_stime}
+        sys.stdout.buffer.write(json.dumps(verdict).encode() + b"\n")
+        sys.stdout.buffer.flush()
+
+    def _share_out(self) -> None:
+        """Hold all but the oldest of the slow."""
+        now = time.monotonic()
+        running = 0
+        for child in list(self._children.values()):  # in the order they came
+            child.slow = child.slow or now - child.began > QUICK_SECONDS
+            if child.slow:
+                hold = running >= SLOW_CHILDREN
+                running += not hold
+                if hold != child.held:
+                    os.kill(child.pid, signal.SIGSTOP if hold else signal.SIGCONT)
+                    child.held = hold
+
+    def _compile(self, job: dict[str, Any], out: int) -> None:
+        """In the child."""
+        if sys.platform == "linux":  # end with this program, even when it is killed while this child is held
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        os.nice(NICENESS)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_CPU, (self._cpu_seconds, self._cpu_seconds + 1))
+        with contextlib.suppress(OSError, ValueError):  # where addresses cannot be limited
+            limit = _address_space() + self._memory_bytes
+            resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        before = _resident()
+        try:
+            grammar, error = self._verdict(job)
+            verdict = {"grammar": grammar, "error": error, "grown_bytes": max(0, _resident() - before)}
+        except MemoryError:
+            return
+        with os.fdopen(out, "wb") as pipe:
+            pipe.write(json.dumps(verdict).encode() + b"\n")
+
+    def _verdict(self, job: dict[str, Any]) -> tuple[str | None, str | None]:
+        """The grammar in llguidance's own words, and what is wrong with it."""
+        from llguidance import LLMatcher
+        from llguidance.gbnf_to_lark import any_to_lark
+
+        grammar = job["rules"]
+        if job["foreign"] is not None:
+            try:
+                foreign = any_to_lark(job["foreign"])
+            except Exception as error:
+                return None, str(error)[:MAX_ERROR_CHARS]
+            grammar = f"{grammar}{{\n{foreign}\n}}" if grammar else foreign
+        matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
+        if not matcher.is_error():
+            matcher.compute_bitmask()
+        if not matcher.is_error():
+            return grammar, None
+        return None, matcher.get_error()[:MAX_ERROR_CHARS]
+
+
+def _address_space() -> int:
+    with open("/proc/self/statm", encoding="ascii") as numbers:
+        return int(numbers.read().split()[0]) * resource.getpagesize()
+
+
+def _resident() -> int:
+    """The most memory this process has held, in bytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the daemon decides when to end
+    heard = b""
+    while b"\n" not in heard:
+        data = os.read(0, 1 << 20)
+        if not data:
+            return
+        heard += data
+    vocabulary, _, rest = heard.partition(b"\n")
+    checker = Checker(json.loads(vocabulary), rest)
+    try:
+        checker.run()
+    finally:
+        checker.stop()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""A grammar that an answer must follow, as llguidance's Lark dialect, and the pieces it is put together from.
+
+Pure text: nothing here knows a request or compiles anything. JSON is written with at most one blank, or one line break
+and its indentation, between two tokens, so that no model can be stuck in blanks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+# At most twelve characters between two tokens of JSON.
+WHITESPACE = r" ?|\n[ \t]{0,11}"
+ANSWER = "answer"  # the rule that a grammar's own text is, when something may come before it
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """`rules` of Lark, the first of them `start`; `field` is where the client gave it, for messages.
+
+    `foreign` is a whole grammar in the client's own words, Lark or GBNF, which is what ANSWER stands for in `rules`;
+    without rules it is everything.
+    """
+
+    rules: str
+    field: str
+    foreign: str | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.rules.encode()) + len((self.foreign or "").encode())
+
+
+@dataclass(frozen=True, slots=True)
+class JsonStyle:
+    """How JSON is written."""
+
+    whitespace: str | None = WHITESPACE  # a regular expression; None for none at all
+
+    def options(self) -> dict[str, Any]:
+        if self.whitespace is None:
+            return {"whitespace_flexible": False}
+        return {"whitespace_pattern": self.whitespace}
+
+
+DEFAULT_STYLE = JsonStyle()
+
+
+def json_of(schema: Mapping[str, Any], style: JsonStyle = DEFAULT_STYLE) -> str:
+    """JSON that follows a schema, for the right of a rule."""
+    return "%json " + orjson.dumps({**schema, "x-guidance": style.options()}).decode()
+
+
+def literal(text: str) -> str:
+    """`text` itself, for the right of a rule. JSON's strings are a subset of Lark's."""
+    return orjson.dumps(text).decode()
+
+
+def one_of(texts: Iterable[str]) -> str:
+    """One of the texts, for the right of a rule."""
+    return " | ".join(map(literal, texts))
+
+
+def regex(pattern: str) -> str:
+    """Text that a regular expression matches as a whole, for the right of a rule."""
+    written, escaped = [], False
+    for char in pattern:
+        if char == "\n":
+            written.append("n" if escaped else "\\n")
+        else:
+            written.append("\\/" if char == "/" and not escaped else char)
+        escaped = char == "\\" and not escaped
+    return "/" + "".join(written) + "/"
+
+
+def behind(before: str, grammar: Grammar) -> Grammar:
+    """The grammar with something before it: `before` is a rule's right side."""
+    if grammar.rules:
+        own = grammar.rules.removeprefix("start:")
+        return Grammar(f"start: {before} {ANSWER}\n{ANSWER}:{own}", grammar.field, grammar.foreign)
+    return Grammar(f"start: {before} {ANSWER}\n{ANSWER}: %lark ", grammar.field, grammar.foreign)

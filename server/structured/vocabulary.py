@@ -1,0 +1,48 @@
+"""The model's tokens as llguidance wants to know them. Built once, by the first request that needs it, in a worker
+thread; used by several afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+    from server.detokenize import Decoding
+
+
+class Vocabulary:
+    """Bytes, special tokens and ends of a vocabulary. Ids without a token are never allowed.
+
+    Called, it tokenises: where a grammar leaves but one way to go on, the tokens are those that the model's own
+    tokenizer makes of that text.
+    """
+
+    is_tokenizer_wrapper = True  # what llguidance asks for
+    bos_token_id = None
+
+    def __init__(self, tokenizer: Tokenizer, decoding: Decoding, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+        if not eos_token_ids:
+            raise ValueError("a grammar needs a token that ends a text")
+        self._tokenizer = tokenizer
+        self.size = vocab_size
+        self.tokens = [decoding.bytes_of(token) for token in range(vocab_size)]
+        self.special_token_ids = sorted(token for token in decoding.special_ids if token < vocab_size)
+        self.eos_token_ids = list(eos_token_ids)
+        self.eos_token_id = self.eos_token_ids[0]
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        written = text if isinstance(text, str) else text.decode("utf-8", "replace")
+        ids: list[int] = self._tokenizer.encode(written, add_special_tokens=False).ids
+        return ids
+
+    def for_checker(self, cpu_seconds: int, memory_bytes: int) -> dict[str, Any]:
+        """The first line that the checker reads."""
+        return {
+            "tokens": [token.decode("latin-1") for token in self.tokens],
+            "special": self.special_token_ids,
+            "eos": self.eos_token_ids,
+            "cpu_seconds": cpu_seconds,
+            "memory_bytes": memory_bytes,
+        }
