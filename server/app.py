@@ -12,11 +12,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from pydantic.json_schema import models_json_schema
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
@@ -24,13 +22,9 @@ from starlette.responses import Response
 
 from server.answer import ErrorResponse
 from server.auth import OPEN_PATHS, KeyGuard
+from server.description import DescribedApplication
 from server.edge import Edge
 from server.errors import APIError, InvalidRequest, MethodNotAllowed, NotFound, field_path, shown
-from server.protocol.chat import ChatCompletionRequest
-from server.protocol.completions import CompletionRequest
-from server.protocol.messages import CountTokensRequest, MessageRequest
-from server.protocol.responses import ResponseRequest
-from server.protocol.tokens import DetokenizeRequest, TokenizeChatRequest, TokenizeRequest
 from server.routes import chat, completions, health, info, messages, models, responses, tokens
 from server.routes.generating import IGNORED_HEADER
 from server.state import ServerState
@@ -42,29 +36,6 @@ UNSERVED = frozenset({
     "files", "fine_tuning", "images", "moderations", "realtime", "threads", "uploads", "vector_stores", "videos",
 })
 # fmt: on
-BODIES = (
-    CompletionRequest,
-    ChatCompletionRequest,
-    ResponseRequest,
-    MessageRequest,
-    CountTokensRequest,
-    TokenizeRequest,
-    TokenizeChatRequest,
-    DetokenizeRequest,
-)
-
-
-class Application(FastAPI):
-    """FastAPI, with the bodies that routes read by themselves in its OpenAPI description."""
-
-    def openapi(self) -> dict[str, Any]:
-        if self.openapi_schema is None:
-            description = super().openapi()
-            _, definitions = models_json_schema(
-                [(body, "validation") for body in BODIES], ref_template="#/components/schemas/{model}"
-            )
-            description.setdefault("components", {}).setdefault("schemas", {}).update(definitions["$defs"])
-        return super().openapi()
 
 
 class Origins(CORSMiddleware):
@@ -86,7 +57,7 @@ def create_app(state: ServerState) -> FastAPI:
         yield
         state.tokenizing.close()
 
-    app = Application(
+    app = DescribedApplication(
         title="Octavo",
         version=state.version,
         docs_url=None,  # the pages load scripts from elsewhere

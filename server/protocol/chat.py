@@ -13,6 +13,7 @@ from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from server.protocol.fields import Fields, GenerationFields, Int, JSONObject, Label
+from server.protocol.tools import MAX_TOOLS, ToolDefinition
 
 MAX_MESSAGES = 4096
 PART_SEPARATOR = "\n"
@@ -59,8 +60,8 @@ def _arguments(value: object) -> object:
     return value
 
 
-Content = Annotated[str | None, BeforeValidator(_content)]
-Arguments = Annotated[JSONObject, BeforeValidator(_arguments)]
+Content = Annotated[str | None, BeforeValidator(_content, json_schema_input_type=str | list[JSONObject] | None)]
+Arguments = Annotated[JSONObject, BeforeValidator(_arguments, json_schema_input_type=str | JSONObject | None)]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
@@ -128,6 +129,10 @@ class ChatCompletionRequest(GenerationFields):
     metadata: Metadata | None = None
     safety_identifier: Label | None = None
     prompt_cache_key: Label | None = None
+    tools: Annotated[list[ToolDefinition], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: str | JSONObject | None = None
+    parallel_tool_calls: bool | None = None
+    include_reasoning: bool | None = Field(None, description="false leaves reasoning_content out")
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: Annotated[JSONObject, BeforeValidator(_template_kwargs)] | None = None

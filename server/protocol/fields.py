@@ -7,7 +7,7 @@ are not. `null` always means "not given". Knows nothing of the model being serve
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
@@ -76,7 +76,7 @@ Number = Annotated[float, Field(allow_inf_nan=False)]
 Penalty = Annotated[Number, Field(ge=-2, le=2)]
 ModelName = Annotated[str, Field(min_length=1, max_length=1024)]
 Label = Annotated[str, Field(max_length=512)]
-Stops = Annotated[list[str], BeforeValidator(_stops), Field(max_length=MAX_STOPS)]
+Stops = Annotated[list[str], BeforeValidator(_stops, json_schema_input_type=str | list[str])]
 Biases = Annotated[dict[int, float], BeforeValidator(_biases)]
 TokenIds = Annotated[list[Int], Field(max_length=MAX_STOP_TOKENS)]
 BadWord = Annotated[str, Field(min_length=1, max_length=256)]
@@ -89,6 +89,36 @@ class StreamOptions(Fields):
     include_usage: bool | None = Field(None, description="one more chunk at the end, with the usage")
     continuous_usage_stats: bool | None = Field(None, description="the usage so far in every chunk")
     include_obfuscation: bool | None = Field(None, description="only false or null: chunks are not padded")
+
+
+class JsonSchemaFormat(Fields):
+    """OpenAI's wrapping of a schema."""
+
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+    description: str | None = None
+    schema_: Annotated[Any, Field(alias="schema")] = None
+    strict: bool | None = None
+
+
+class ResponseFormat(Fields):
+    """OpenAI's way to ask for JSON."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+
+
+class StructuredOutputs(Fields):
+    """vLLM's way to ask for a form, of which there must be exactly one."""
+
+    json_: Annotated[Any, Field(alias="json", description="a JSON schema, as an object or as text")] = None
+    regex: Annotated[str, Field(min_length=1)] | None = None
+    choice: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)] | None = None
+    grammar: Annotated[str, Field(min_length=1, description="in Lark or GBNF")] | None = None
+    json_object: bool | None = None
+    structural_tag: Any | None = None
+    disable_any_whitespace: bool | None = None
+    disable_additional_properties: bool | None = None
+    whitespace_pattern: Annotated[str, Field(min_length=1)] | None = None
 
 
 class SamplingFields(Fields):
@@ -107,6 +137,7 @@ class SamplingFields(Fields):
     stop_token_ids: TokenIds | None = None
     allowed_token_ids: Annotated[list[Int], Field(min_length=1)] | None = None
     bad_words: Annotated[list[BadWord], Field(max_length=128)] | None = None
+    structured_outputs: StructuredOutputs | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     min_tokens: Annotated[Int, Field(ge=0)] | None = None
@@ -130,4 +161,4 @@ class GenerationFields(SamplingFields):
     return_token_ids: bool | None = None
     timings: bool | None = Field(None, description="how long the parts of the work took, in the answer")
     stream_options: StreamOptions | None = None
-    response_format: JSONObject | None = None
+    response_format: ResponseFormat | None = None

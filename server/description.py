@@ -1,0 +1,73 @@
+"""The application's OpenAPI description: what FastAPI knows of the routes, and the bodies that routes read by
+themselves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+from pydantic.json_schema import models_json_schema
+
+from server.protocol.chat import ChatCompletionRequest
+from server.protocol.completions import CompletionRequest
+from server.protocol.messages import CountTokensRequest, MessageRequest
+from server.protocol.responses import ResponseRequest
+from server.protocol.tokens import DetokenizeRequest, TokenizeChatRequest, TokenizeRequest
+
+BODIES = (
+    CompletionRequest,
+    ChatCompletionRequest,
+    ResponseRequest,
+    MessageRequest,
+    CountTokensRequest,
+    TokenizeRequest,
+    TokenizeChatRequest,
+    DetokenizeRequest,
+)
+_ENVELOPE = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": ["string", "null"]},
+            },
+        }
+    },
+}
+_ERROR = {
+    "description": "an error",
+    "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}},
+}
+# Pydantic's words for limits behind a validator of our own.
+_KEYWORDS = {"ge": "minimum", "le": "maximum"}
+
+
+class DescribedApplication(FastAPI):
+    def openapi(self) -> dict[str, Any]:
+        if self.openapi_schema is None:
+            description = super().openapi()
+            _, definitions = models_json_schema(
+                [(body, "validation") for body in BODIES], ref_template="#/components/schemas/{model}"
+            )
+            description["components"] = {"schemas": {**_standard(definitions["$defs"]), "Error": _ENVELOPE}}
+            for path, operations in description["paths"].items():
+                for operation in operations.values():
+                    operation["responses"].pop("422", None)
+                    if not path.startswith("/v1/messages"):
+                        operation["responses"]["default"] = _ERROR
+        return super().openapi()
+
+
+def _standard(value: Any) -> Any:
+    """A schema in JSON Schema's own keywords."""
+    if isinstance(value, list):
+        return [_standard(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    return {_KEYWORDS.get(name, name): _standard(item) for name, item in value.items()}
