@@ -105,8 +105,8 @@ def measure(server: Server, run: Run, seed: int) -> tuple[Figures, list[Answer]]
 
 def table(results: Sequence[Figures]) -> Table:
     """The figures for people. Throughput is of output tokens, and of prompt tokens beside it."""
-    shown = Table(box=None, header_style="bold")
-    shown.add_column("set")
+    shown = Table(box=None, header_style="bold", pad_edge=False, collapse_padding=True)
+    shown.add_column("set", no_wrap=True)
     for heading in ("requests", "TTFT p50", "p99 ms", "TPOT p50", "p99 ms", "p99/p50", "out tok/s", "in tok/s"):
         shown.add_column(heading, justify="right", no_wrap=True)
     for row in results:
