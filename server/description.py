@@ -3,27 +3,14 @@ themselves."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from fastapi import FastAPI
 from pydantic.json_schema import models_json_schema
 
-from server.protocol.chat import ChatCompletionRequest
-from server.protocol.completions import CompletionRequest
-from server.protocol.messages import CountTokensRequest, MessageRequest
-from server.protocol.responses import ResponseRequest
-from server.protocol.tokens import DetokenizeRequest, TokenizeChatRequest, TokenizeRequest
+from server.protocol.fields import Fields
 
-BODIES = (
-    CompletionRequest,
-    ChatCompletionRequest,
-    ResponseRequest,
-    MessageRequest,
-    CountTokensRequest,
-    TokenizeRequest,
-    TokenizeChatRequest,
-    DetokenizeRequest,
-)
 _ENVELOPE = {
     "type": "object",
     "required": ["error"],
@@ -53,7 +40,7 @@ class DescribedApplication(FastAPI):
         if self.openapi_schema is None:
             description = super().openapi()
             _, definitions = models_json_schema(
-                [(body, "validation") for body in BODIES], ref_template="#/components/schemas/{model}"
+                [(body, "validation") for body in _kinds(Fields)], ref_template="#/components/schemas/{model}"
             )
             description["components"] = {"schemas": {**_standard(definitions["$defs"]), "Error": _ENVELOPE}}
             for path, operations in description["paths"].items():
@@ -62,6 +49,13 @@ class DescribedApplication(FastAPI):
                     if not path.startswith("/v1/messages"):
                         operation["responses"]["default"] = _ERROR
         return super().openapi()
+
+
+def _kinds(base: type[Fields]) -> Iterator[type[Fields]]:
+    """All that is read from a body, whichever route it belongs to."""
+    for kind in base.__subclasses__():
+        yield kind
+        yield from _kinds(kind)
 
 
 def _standard(value: Any) -> Any:
