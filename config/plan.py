@@ -51,6 +51,7 @@ class Plan:
     kv_dtype: str
     page_bytes: int
     num_pages: int
+    offload_pages: int  # of the second tier
     max_model_len: int  # tokens
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -77,7 +78,15 @@ class Plan:
             "max_num_seqs": f"{self.max_num_seqs} sequences",
             "max_num_batched_tokens": f"{self.max_num_batched_tokens} tokens",
         }
-        names = {"num_pages": "KV pool", "max_model_len": "context", "max_num_seqs": "at once"}
+        if self.offload_pages:
+            size = format_size(self.offload_pages * self.page_bytes)
+            lines["offload_pages"] = f"{size}: {self.offload_pages} pages"
+        names = {
+            "offload_pages": "second tier",
+            "num_pages": "KV pool",
+            "max_model_len": "context",
+            "max_num_seqs": "at once",
+        }
         names |= {"max_num_batched_tokens": "step", "attention_backend": "attention", "quantization": "weights"}
         return [(names.get(key, key), value, self.reasons.get(key, "")) for key, value in lines.items()]
 
@@ -89,6 +98,12 @@ class Plan:
 def resolve(settings: Settings, hardware: Hardware, facts: ModelFacts) -> Plan:
     """Decide everything that `settings` leaves open. Raises ConfigError when it cannot work."""
     reasons = {"model": f"{facts.parameters / 1e6:,.0f} M parameters, {facts.weights}"}
+    if not settings.enable_prefix_caching and (settings.kv_offload or settings.kv_cache_dir):
+        raise ConfigError("--kv-offload and --kv-cache-dir keep cached prefixes: leave out --no-enable-prefix-caching")
+    if settings.journal_file and settings.kv_cache_dir:
+        raise ConfigError("--journal-file records from an empty cache on: leave out --kv-cache-dir")
+    if settings.cache_isolation == "key" and not settings.api_key:
+        raise ConfigError("--cache-isolation key tells callers apart by --api-key: give each of them one")
     device, reasons["device"] = _device(settings, hardware)
     dtype, reasons["dtype"] = _dtype(settings, hardware, device)
     kv_dtype = dtype if settings.kv_cache_dtype == "auto" else settings.kv_cache_dtype
@@ -122,6 +137,7 @@ def resolve(settings: Settings, hardware: Hardware, facts: ModelFacts) -> Plan:
         kv_dtype=kv_dtype,
         page_bytes=page_bytes,
         num_pages=num_pages,
+        offload_pages=settings.kv_offload // page_bytes,
         max_model_len=max_model_len,
         max_num_seqs=seqs,
         max_num_batched_tokens=budget,

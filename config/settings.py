@@ -60,6 +60,7 @@ def _setting(flag: Flag, text: str, default: object, **constraints: Any) -> Any:
     return Field(default, description=text, json_schema_extra=extra, **constraints)
 
 
+SECRETS = frozenset({"api_key", "admin_api_key"})
 _MODEL, _KV, _SCHEDULING, _HTTP, _PROCESS = "model", "KV cache", "scheduling", "HTTP", "process"
 
 
@@ -112,6 +113,18 @@ class Settings(BaseModel):
     )
     block_size: int = _setting(Flag(_KV, "TOKENS"), "tokens in a page of the KV cache", 16, ge=1, le=256)
     enable_prefix_caching: bool = _setting(Flag(_KV), "reuse keys and values of prompts that begin alike", True)
+    kv_offload: SizeBytes = _setting(
+        Flag(_KV, "SIZE"),
+        "second tier for evicted pages: pinned memory on CUDA, a file in the cache folder on the CPU; 0 for none",
+        0,
+        ge=0,
+    )
+    kv_cache_dir: Path | None = _setting(
+        Flag(_KV, "FOLDER"), "where the prefix cache is kept when the daemon ends, and found when it starts", None
+    )
+    cache_isolation: Literal["salt", "key"] = _setting(
+        Flag(_KV), "who shares prefixes: all with the same cache_salt, or only those with the same API key too", "salt"
+    )
 
     max_num_seqs: int | None = _setting(
         Flag(_SCHEDULING, "N"), "sequences running at once; 128 on the CPU and 256 on CUDA when not given", None, gt=0
@@ -122,14 +135,22 @@ class Settings(BaseModel):
     max_queued_requests: int = _setting(
         Flag(_SCHEDULING, "N"), "sequences that may wait for a place; further ones are answered 429", 1024, ge=0
     )
-    scheduling_policy: Literal["fcfs", "priority"] = _setting(
-        Flag(_SCHEDULING), "order of waiting requests: by arrival, or by their `priority` field first", "fcfs"
+    scheduling_policy: Literal["fcfs", "priority", "prefix"] = _setting(
+        Flag(_SCHEDULING),
+        "order of waiting requests: by arrival, by their `priority` field, or by how much of them is cached",
+        "fcfs",
     )
 
     host: str = _setting(Flag(_HTTP, "HOST"), "address to listen on; 0.0.0.0 for all", "127.0.0.1")
     port: int = _setting(Flag(_HTTP, "PORT"), "port to listen on; 0 takes a free one", 8000, ge=0, le=65535)
     api_key: Strings = _setting(
         Flag(_HTTP, "KEY"), "keys that clients must present; none when not given", (), repr=False
+    )
+    admin_api_key: Strings = _setting(
+        Flag(_HTTP, "KEY"),
+        "keys for /v1/cache/reset, save and load, and, when there are any, for /debug; they open all else too",
+        (),
+        repr=False,
     )
     allowed_origins: Strings = _setting(
         Flag(_HTTP, "ORIGIN"),
@@ -158,7 +179,7 @@ class Settings(BaseModel):
         Flag(_PROCESS), "least severe messages shown", "info"
     )
 
-    @field_validator("api_key", "served_model_name")
+    @field_validator("api_key", "admin_api_key", "served_model_name")
     @classmethod
     def _no_empty_string(cls, values: tuple[str, ...]) -> tuple[str, ...]:
         if not all(values):
@@ -167,6 +188,9 @@ class Settings(BaseModel):
 
     @classmethod
     def load(cls, flags: Mapping[str, object], environment: Mapping[str, str]) -> Self:
+    journal_file: Path | None = _setting(
+        Flag(_PROCESS, "FILE"), "record every scheduling decision, prompts included, for `octavo replay`", None
+    )
         """Merge the sources and validate. `flags` holds only those given, by field name.
 
         Raises ConfigError, with one line that names the source, for the first thing that is wrong.
@@ -255,6 +279,6 @@ def _explain(error: ValidationError, origins: Mapping[str, str]) -> str:
     message = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ").partition(", unable to")[0]
     message = message if message.startswith("must") else f"must be {message[0].lower()}{message[1:]}"
     # A key must not end up in a log.
-    got = "" if name == "api_key" else f", not {first['input']!r}"
+    got = "" if name in SECRETS else f", not {first['input']!r}"
     origin = f" ({origins[name]})" if origins.get(name) else ""
     return f"{flag_of(name)} {message}{got}{origin}"

@@ -79,6 +79,10 @@ class RadixTree:
         """The nodes, least recently used first: all, or those that still have pages of a windowed group."""
         return iter(self._order if group is None else self._paged[group])
 
+    def by_use(self) -> Iterator[Node]:
+        """The same nodes, the latest used first."""
+        return reversed(self._order)
+
     # -- looking up ---------------------------------------------------------------------------------------------
 
     def match(self, namespace: Hashable, tokens: I32, limit: int) -> tuple[Node | None, int]:

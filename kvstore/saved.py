@@ -125,7 +125,7 @@ def _paths(store: KVStore) -> list[tuple[Any, I32, I32]]:
     tree, size, found = store.tree, store.page_size, []
     if tree is None:
         return []
-    for leaf in reversed(list(tree.by_age())):
+    for leaf in tree.by_use():
         blocks = leaf.end // size
         if not leaf.children and blocks:
             pages = tree.path_pages(leaf, 0, 0, blocks)

@@ -286,6 +286,13 @@ class KVStore:
         self.pins.append(Pin(end, anchor, pages))
         return self.pins[-1]
 
+    def pin_room(self) -> int:
+        """Tokens that can still be pinned such that one full context fits beside all pins."""
+        context = self._blocks(self.max_model_len)
+        pinned = [sum(pin.pages[group].size for pin in self.pins) for group in range(len(self.pools))]
+        left = [pool.total - context - taken for pool, taken in zip(self.pools, pinned, strict=True)]
+        return max(0, min(left)) * self.page_size
+
     def adopt(self, tokens: I32, namespace: Hashable, write: Callable[[int, int], None]) -> None:
         """Put whole pages into the tree whose content `write(block, page)` brings now. Nothing if they are not free."""
         blocks = self._blocks(len(tokens))

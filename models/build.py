@@ -73,3 +73,16 @@ def _torch(checkpoint: Checkpoint, device: str, dtype: str, kv_dtype: str, max_m
         max_length=max_model_len,
     )
     return TorchRunner(decoder, TorchAttention(checkpoint.config, where, cast("torch.dtype", getattr(torch, kv_dtype))))
+
+
+def build_key(runner: Runner) -> str:
+    """What decides the bits of a page besides model and formats: the kernels' build and the processor."""
+    from models.cpu import library
+    from models.cpu.runner import CpuRunner
+
+    if isinstance(runner, CpuRunner):
+        return library.machine_key(library.compiler() or "")
+    import torch
+
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else library.machine_key("")
+    return f"torch {torch.__version__} {device}"

@@ -11,11 +11,11 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from kvstore.store import KVStore
+from kvstore.store import KVStore, Pin
 from models.base import Runner, StepOutput
 from models.sampling_state import SamplingState
 from scheduler.apply import apply
@@ -33,7 +33,8 @@ from scheduler.errors import (
 from scheduler.journal import Journal, RequestLife, StepRecord
 from scheduler.limits import Limits
 from scheduler.plan import StepPlan, plan
-from scheduler.request import FinishReason, Request
+from scheduler.recording import Recorder, costs_of
+from scheduler.request import I32, FinishReason, Request, Sequence
 from scheduler.requests import Requests
 from scheduler.state import State
 from scheduler.stream import RequestStream
@@ -60,6 +61,7 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
         on_step: Callable[[StepRecord], None] | None = None,
         on_finish: Callable[[RequestLife], None] | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         self.limits = limits
         self.journal = Journal(limits.journal_steps, limits.journal_requests)
@@ -72,6 +74,9 @@ class Engine:
         self._on_step = on_step
         self._state = State(kv, sampling, limits)
         self._requests = Requests(self._state, self.journal, clock, runner.config.eos_token_ids, on_finish)
+        self._recorder = recorder
+        if recorder is not None:
+            self._requests.on_end = recorder.finish
         self._accepting = True
         self._stopping = False
         self._failed_steps = 0
@@ -110,6 +115,11 @@ class Engine:
         return self._state.kv
 
     @property
+    def sequences(self) -> list[Sequence]:
+        """Those that have pages, for whoever wants to know. Only the engine changes them."""
+        return list(self._state.running)
+
+    @property
     def busy(self) -> bool:
         """Whether a step is being computed."""
         return self._requests.step_in_flight
@@ -141,6 +151,9 @@ class Engine:
             self.last_progress = self._clock()
             self._requests.drain_rate.busy(self.last_progress)
             self._empty.clear()
+        if self._recorder is not None:
+            for request in group:
+                self._recorder.submit(request)
         streams = [self._requests.open(request) for request in group]
         self._new_sequences += sum(request.n for request in group)
         self._wake.set()
@@ -149,12 +162,32 @@ class Engine:
     def cancel(self, request_id: str) -> bool:
         """End a request: at once when it waits, before the next step is planned when it runs. False: it has ended."""
         self._wake.set()
+        self._note("end", id=request_id, choice=None)
         return self._requests.cancel(request_id)
 
     def stop_choice(self, request_id: str, index: int, reason: FinishReason = "stop") -> bool:
         """End one choice, for a reason the scheduler cannot see, such as a stop string. False: it has ended."""
         self._wake.set()
+        self._note("end", id=request_id, choice=index)
         return self._requests.stop_choice(request_id, index, reason)
+
+    def pin(self, tokens: I32, namespace: Hashable) -> Pin | None:
+        """See `KVStore.pin`."""
+        self._note("pin", tokens=tokens.tolist(), namespace=namespace)
+        return self.kv.pin(tokens, namespace)
+
+    def unpin(self, pin: Pin) -> None:
+        self._note("unpin", number=self.kv.pins.index(pin))
+        self.kv.unpin(pin)
+
+    def reset_cache(self) -> int:
+        """Drop what nobody holds. Returns how many pages became free."""
+        self._note("reset")
+        return self.kv.reset()
+
+    def _note(self, kind: str, **data: Any) -> None:
+        if self._recorder is not None:
+            self._recorder.note(kind, **data)
 
     async def between_steps(self, work: Callable[[], T]) -> T:
         """Run `work` in the model's thread while no step runs and the KV store stands still. Raises what it raises,
@@ -188,6 +221,9 @@ class Engine:
             await asyncio.wait({self._task}, timeout=grace_seconds)
         # NOTE: a step that is still in flight may read pages given back here. Nothing will write them any more.
         self._interrupt("the engine was stopped")
+        if self._recorder is not None:
+            self._recorder.close()
+            self._recorder = self._requests.on_end = None
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     # -- admission to the queue ---------------------------------------------------------------------------------
@@ -299,6 +335,7 @@ class Engine:
         if step.masks is not None:
             record.mask_seconds = step.masks.seconds
         before = len(self._requests)
+        self._note("output", tokens=output.tokens.tolist())
         apply(step, output, self._state, self._requests, ended)
         self._failed_steps = 0
         record.finished = before - len(self._requests)
@@ -308,7 +345,10 @@ class Engine:
     def _next_step(self) -> Step | None:
         """Plan and build; None when that left nothing to compute."""
         self._new_sequences = 0
+        costs = costs_of(self.kv)
         planned = plan(self._state, self.limits.max_num_batched_tokens)
+        if self._recorder is not None:
+            self._recorder.plan(planned, costs)
         self._note_moves(planned)
         for sequence, error in planned.failed:
             if not isinstance(error, SchedulerError):
@@ -405,6 +445,7 @@ class Engine:
         """End the requests of a step that raised, and go on if the store is sound."""
         logger.error("a step of %d sequences failed", len(planned.sequences), exc_info=error)
         self._failed_steps += 1
+        self._note("failed")
         failure = StepFailed(f"{type(error).__name__}: {error}")
         try:
             for sequence in planned.sequences:

@@ -44,6 +44,7 @@ class Requests:
         on_finish: Callable[[RequestLife], None] | None,
     ) -> None:
         self.drain_rate = DrainRate()
+        self.on_end: Callable[[Sequence, str], None] | None = None  # told of each choice, before anything is given back
         self.step_in_flight = False
         self._state = state
         self._journal = journal
@@ -152,6 +153,8 @@ class Requests:
         """End one choice now; no step that reads it may be in flight."""
         active = self._active[sequence.request.id]
         now = self._clock()
+        if self.on_end is not None:
+            self.on_end(sequence, reason)
         self._state.release(sequence, keep=keep)
         if sequence.forks:
             self._state.scatter(sequence)

@@ -25,8 +25,9 @@ from server.auth import OPEN_PATHS, KeyGuard
 from server.description import DescribedApplication
 from server.edge import Edge
 from server.errors import APIError, InvalidRequest, MethodNotAllowed, NotFound, field_path, shown
-from server.routes import chat, completions, health, info, messages, models, responses, tokens
-from server.routes.generating import IGNORED_HEADER
+from server.generation import ClientGone
+from server.routes import cache, chat, completions, health, info, messages, models, responses, tokens
+from server.routes.generating import CLIENT_CLOSED, IGNORED_HEADER
 from server.state import ServerState
 
 # What OpenAI's API has beside what a text model can do.
@@ -65,13 +66,16 @@ def create_app(state: ServerState) -> FastAPI:
         redirect_slashes=False,  # a path that is nearly right is a 404, not a detour around the API key
         lifespan=lifespan,
     )
-    for module in (completions, chat, responses, messages, tokens, models, health, info):
+    for module in (completions, chat, responses, messages, tokens, models, health, info, cache):
         app.include_router(module.router(state))
     app.add_exception_handler(APIError, _api_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(RequestValidationError, _bad_query)
     app.add_middleware(
-        KeyGuard, keys=state.api_keys, open_paths=OPEN_PATHS | ({"/metrics"} if state.open_metrics else set())
+        KeyGuard,
+        keys=state.api_keys,
+        admin_keys=state.admin_keys,
+        open_paths=OPEN_PATHS | ({"/metrics"} if state.open_metrics else set()),
     )
     if state.allowed_origins:
         app.add_middleware(

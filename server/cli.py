@@ -17,12 +17,14 @@ from config.settings import Settings
 from config.version import VERSION
 from models.errors import ModelError
 from scheduler.errors import SchedulerError
-from server import evaluate, profile
+from server import cache_command, evaluate, profile, replay
 
 _EPILOG = (
     "Every flag has an environment twin (--max-model-len: OCTAVO_MAX_MODEL_LEN) and a key in the YAML file given by "
     "--config (max-model-len). A flag wins over the environment, the environment over the file."
 )
+
+_WITHOUT_SETTINGS = {"eval": evaluate.run, "cache": cache_command.run, "replay": replay.run}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -32,10 +34,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     try:
         namespace, unknown = parser.parse_known_args(arguments)
-        if namespace.command == "eval":
+        if (command := _WITHOUT_SETTINGS.get(namespace.command)) is not None:
             if unknown:
-                parser.error(f"unexpected argument {unknown[0]!r}: `octavo eval --help` lists the flags")
-            return evaluate.run(namespace)
+                hint = f"`octavo {namespace.command} --help` lists the flags"
+                parser.error(f"unexpected argument {unknown[0]!r}: {hint}")
+            return command(namespace)
         refuse_unknown(unknown)
         flags = vars(namespace)
         if flags.pop("command") == "profile":
@@ -64,6 +67,18 @@ def _parser() -> Parser:
         description="Compare each weights format with float32 on plain English; exit code 1 when a limit is missed.",
     )
     evaluate.add_arguments(evaluation)
+    cache = commands.add_parser(
+        "cache",
+        help="save, load, empty or show a running daemon's prefix cache",
+        description="Ask a running daemon, with its admin key.",
+    )
+    cache_command.add_arguments(cache)
+    replaying = commands.add_parser(
+        "replay",
+        help="repeat a recorded run's decisions, without its model",
+        description="Take every admission, preemption and eviction of a recording again and compare; 1 if one differs.",
+    )
+    replay.add_arguments(replaying)
     profiling = commands.add_parser(
         "profile",
         help="show where the time of a step goes",

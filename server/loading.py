@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from config.errors import ConfigError
 from config.hardware import Hardware
 from config.plan import ModelFacts, Plan, resolve
 from config.settings import Settings
+from config.sizes import format_size
+from kvstore.tier import U8, file_memory
 from models.loading.layout import tensor_shapes
 from models.loading.source import resolve_source
 from server.startup import Phases
@@ -36,6 +39,8 @@ class Model:
     plan: Plan
     runner: Runner
     tokenizer: LoadedTokenizer
+    identity: Mapping[str, str]  # what the bits of a page depend on
+    tier_memory: U8 | None  # [offload_pages, page_bytes]
 
 
 def load_model(
@@ -61,7 +66,29 @@ def load_model(
     runner.config = replace(runner.config, eos_token_ids=tokenizer.eos_token_ids)
     with phases.phase("KV pool"):
         runner.allocate(plan.num_pages, plan.page_size)
-    return Model(plan, runner, tokenizer)
+        memory = _tier_memory(plan) if plan.offload_pages else None
+    from models.build import build_key
+
+    numbers = (plan.quantization, plan.dtype, plan.kv_dtype, plan.page_size, runner.page_bytes(plan.page_size))
+    identity = {"model": checkpoint.fingerprint, "format": " ".join(map(str, numbers)), "build": build_key(runner)}
+    return Model(plan, runner, tokenizer, identity, memory)
+
+
+def _tier_memory(plan: Plan) -> U8:
+    if plan.device == "cuda":
+        import torch
+
+        pinned: U8 = torch.empty((plan.offload_pages, plan.page_bytes), dtype=torch.uint8, pin_memory=True).numpy()
+        return pinned
+    from models.loading.cache import cache_root
+
+    folder = cache_root() / "pages"
+    try:
+        return file_memory(plan.offload_pages, plan.page_bytes, folder)
+    except OSError as error:
+        size = format_size(plan.offload_pages * plan.page_bytes)
+        reason = error.strerror or error
+        raise ConfigError(f"--kv-offload: no file of {size} in {folder} ({reason}): use less, or --cache-dir") from None
 
 
 def facts_of(checkpoint: Checkpoint) -> ModelFacts:

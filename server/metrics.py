@@ -128,6 +128,17 @@ class EngineCollector(Collector):
             family.add_metric([state], count)
         yield family
         yield CounterMetricFamily("octavo_kv_evicted_pages", "Cached pages given up.", value=pages.evicted_pages)
+        tier = engine.kv.tier
+        if tier is not None:
+            moved = CounterMetricFamily("octavo_kv_tier_pages", "Which way evicted pages went.", labels=["way"])
+            for way, count in tier.counts.items():
+                moved.add_metric([way], count)
+            costs = {"store_page": tier.costs.store_page, "load_page": tier.costs.load_page}
+            costs["compute_page"] = tier.costs.compute_token * tier.page_size
+            measured = GaugeMetricFamily("octavo_kv_tier_seconds", "What decides the way.", labels=["what"])
+            for what, seconds in costs.items():
+                measured.add_metric([what], seconds)
+            yield from (moved, measured, _gauge("octavo_kv_tier_used_pages", "Pages in the second tier.", tier.used))
         yield CounterMetricFamily("octavo_prefix_query_tokens", "Looked up in the cache.", value=pages.query_tokens)
         yield CounterMetricFamily("octavo_prefix_hit_tokens", "Found there.", value=pages.hit_tokens)
 

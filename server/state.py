@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from server.auth import caller
 from server.errors import ModelNotFound
 from server.metrics import Metrics
 from server.protocol.checks import ServerLimits
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from scheduler.engine import Engine
 
 DEFAULT_BODY_BYTES = 16 << 20
+    from server.saved_cache import SavedCache
 
 
 @dataclass(slots=True)
@@ -35,6 +37,9 @@ class ServerState:
     open_metrics: bool = False  # GET /metrics without a key
     allowed_origins: Sequence[str] = ()  # of web pages that may call; none: no page may
     max_body_bytes: int = DEFAULT_BODY_BYTES
+    admin_keys: Sequence[str] = ()  # none: nobody may do what they are for
+    isolates_keys: bool = False  # callers with different keys share no prefixes
+    saved_cache: SavedCache | None = None  # where the prefix cache is kept across restarts
     stall_seconds: float = 60.0  # without a finished step while there is work, after which `/ready` turns red
     keep_alive_seconds: float = 15.0  # of silence in a stream, after which a comment is sent
     clock: Callable[[], float] = time.monotonic  # the engine's
@@ -51,6 +56,10 @@ class ServerState:
         """Raises ModelNotFound for a name that is not served."""
         if name not in self.model_names:
             raise ModelNotFound(name)
+
+    def namespace(self, salt: Hashable) -> Hashable:
+        """Whose prefixes the request being answered shares: those of the same salt, and of the same key if so set."""
+        return f"{caller.get()} {salt or ''}" if self.isolates_keys else salt
 
     def not_ready(self) -> str | None:
         """Why the server should get no new requests; None when it should."""

@@ -12,15 +12,18 @@ from collections.abc import Callable
 
 import numpy as np
 
-from config.settings import Settings
+from config.errors import ConfigError
+from config.settings import SECRETS, Settings
 from config.version import VERSION
 from kvstore.store import KVStore
 from models.sampling import SamplingParams
+from kvstore.tier import U8, HostTier
 from models.sampling_state import SamplingState
 from scheduler.engine import Engine
 from scheduler.journal import StepRecord
 from scheduler.limits import Limits
 from scheduler.request import Request
+from scheduler.recording import Recorder
 from server.app import create_app
 from server.daemon import Daemon
 from server.listen import refusal, url_of
@@ -28,6 +31,7 @@ from server.loading import Model
 from server.metrics import Metrics
 from server.protocol.checks import ServerLimits
 from server.startup import Phases
+from server.saved_cache import SavedCache
 from server.state import ServerState
 from server.tokenize import Tokenizing
 
@@ -54,8 +58,11 @@ async def run(
         raise refusal(error, settings.host, settings.port) from None
     phases.seconds["ready"] = phases.age_seconds()
     metrics = Metrics(VERSION, phases.seconds)
-    engine = make_engine(model, settings, metrics.on_step)
-    state = _state(settings, model, template, engine, metrics, phases)
+    engine = make_engine(model, settings, metrics.on_step, model.tier_memory)
+    cache = None if settings.kv_cache_dir is None else SavedCache(settings.kv_cache_dir, engine, model)
+    if cache is not None:
+        cache.load_at_start()
+    state = _state(settings, model, template, engine, metrics, phases, cache)
     engine.start()
     state.tokenizing.warm_up()
     daemon = Daemon(create_app(state), state, settings.shutdown_timeout)
@@ -69,6 +76,8 @@ async def run(
 async def first_token(model: Model, settings: Settings) -> None:
     """Take one token through a whole engine. That engine is then thrown away, so that the one which serves starts with
     an empty cache and journal. Raises SchedulerError."""
+    if cache is not None:
+        cache.save_at_end()
     engine = make_engine(model, settings)
     engine.start()
     prompt = np.array(model.tokenizer.tokenizer.encode("Hello").ids or [0], np.int32)
@@ -99,11 +108,24 @@ def make_engine(model: Model, settings: Settings, on_step: Callable[[StepRecord]
         prefix_caching=settings.enable_prefix_caching,
     )
     sampling = SamplingState(plan.max_num_seqs, config.vocab_size, config.eos_token_ids)
-    return Engine(model.runner, store, sampling, limits, on_step=on_step)
+        tier=None if tier_memory is None else HostTier(tier_memory, plan.page_size),
+    recorder = None
+    if settings.journal_file is not None and on_step is not None:
+        try:
+            recorder = Recorder(settings.journal_file, store, limits)
+        except OSError as error:
+            raise ConfigError(f"--journal-file {settings.journal_file}: {error.strerror}") from None
+    return Engine(model.runner, store, sampling, limits, on_step=on_step, recorder=recorder)
 
 
 def _state(
-    settings: Settings, model: Model, template: str | None, engine: Engine, metrics: Metrics, phases: Phases
+    settings: Settings,
+    model: Model,
+    template: str | None,
+    engine: Engine,
+    metrics: Metrics,
+    phases: Phases,
+    cache: SavedCache | None,
 ) -> ServerState:
     """Everything that the routes share."""
     plan, tokenizer = model.plan, model.tokenizer
@@ -135,5 +157,8 @@ def _state(
 
 def _public(settings: Settings) -> dict[str, object]:
     """The settings as JSON, without what is secret."""
-    content: dict[str, object] = json.loads(settings.model_dump_json(exclude={"api_key"}))
+    content: dict[str, object] = json.loads(settings.model_dump_json(exclude=set(SECRETS)))
     return content
+        admin_keys=settings.admin_api_key,
+        isolates_keys=settings.cache_isolation == "key",
+        saved_cache=cache,

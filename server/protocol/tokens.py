@@ -1,4 +1,4 @@
-"""The requests of `POST /tokenize` and `POST /detokenize`, in vLLM's form."""
+"""The requests of `POST /tokenize` and `POST /detokenize`, in vLLM's form, and of `POST /v1/cache/prefixes`."""
 
 from __future__ import annotations
 
@@ -28,3 +28,12 @@ class TokenizeChatRequest(ChatCompletionRequest):
 class DetokenizeRequest(Fields):
     model: ModelName
     tokens: Annotated[list[Int], Field(min_length=0)]
+
+
+class PrefixRequest(Fields):
+    """A raw prompt to be pinned; a conversation is a `ChatCompletionRequest`."""
+
+    model: ModelName
+    prompt: str | Annotated[list[Int], Field(min_length=1)]
+    add_special_tokens: bool | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=128)] | None = None

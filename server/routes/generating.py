@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from fastapi import Request
@@ -85,6 +86,7 @@ def generation(
     if wanted > most:
         param = "n" if requests[0].n > 1 else "prompt"
         raise InvalidRequest(f"The request asks for {wanted} choices, and at most {most} can be taken.", param=param)
+    requests = [replace(request, namespace=state.namespace(request.namespace)) for request in requests]
     return Generation(
         state.engine, state.metrics, state.tokenizing.decoding, requests, options, echoes, clock=state.clock
     )

@@ -78,6 +78,9 @@ OTHER_VALUES = {
     "kv_cache_dtype": "float16",
     "block_size": "32",
     "enable_prefix_caching": "false",
+    "kv_offload": "1GiB",
+    "kv_cache_dir": "/var/cache/octavo",
+    "cache_isolation": "key",
     "max_num_seqs": "9",
     "max_num_batched_tokens": "99",
     "max_queued_requests": "9",
@@ -85,6 +88,7 @@ OTHER_VALUES = {
     "host": "0.0.0.0",
     "port": "9",
     "api_key": "k",
+    "admin_api_key": "k",
     "allowed_origins": "https://app.example",
     "open_metrics": "true",
     "max_logprobs": "9",
@@ -92,6 +96,7 @@ OTHER_VALUES = {
     "max_body_size": "1MiB",
     "shutdown_timeout": "1.5",
     "log_level": "debug",
+    "journal_file": "j",
     "cache_dir": "/var/cache/octavo",
 }
 

@@ -11,6 +11,7 @@ import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from scheduler.errors import ConstraintFailed
 from scheduler.journal import Journal, StepRecord
 from scheduler.limits import Limits
 from scheduler.plan import StepPlan, plan
+from scheduler.recording import Recorder
 from scheduler.request import Request, derive_seed
 from scheduler.requests import Requests
 from scheduler.state import State
@@ -387,12 +389,20 @@ class Bench:
 class EngineBench:
     """A running engine over the fake model. `hold()` keeps steps from ending until `release()`."""
 
-    def __init__(self, *, num_pages: int = 256, page_size: int = 4, slots: int = 0, **limits: Any) -> None:
+    def __init__(
+        self, *, num_pages: int = 256, page_size: int = 4, slots: int = 0, journal: Path | None = None, **limits: Any
+    ) -> None:
         bench = Bench(num_pages=num_pages, page_size=page_size, slots=slots, **limits)
         self.kv, self.runner, self.clock, self.limits = bench.kv, bench.runner, bench.clock, bench.limits
         self.records: list[StepRecord] = []
         self.engine = Engine(
-            self.runner, self.kv, bench.sampling, self.limits, clock=self.clock, on_step=self.records.append
+            self.runner,
+            self.kv,
+            bench.sampling,
+            self.limits,
+            clock=self.clock,
+            on_step=self.records.append,
+            recorder=None if journal is None else Recorder(journal, self.kv, self.limits),
         )
         self._door = threading.Condition()
         self._shut = self._blocked = False

@@ -1,0 +1,43 @@
+"""`octavo cache`: ask a running daemon to save, load or empty its prefix cache, or to show it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import urllib.error
+import urllib.request
+
+ACTIONS = {"save": "/v1/cache/save", "load": "/v1/cache/load", "reset": "/v1/cache/reset", "show": "/debug/cache"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "action", choices=ACTIONS, help="write the file in --kv-cache-dir, take it back, drop what nobody uses, or list"
+    )
+    parser.add_argument("--url", default="http://127.0.0.1:8000", help="where the daemon answers [%(default)s]")
+    parser.add_argument(
+        "--admin-api-key",
+        metavar="KEY",
+        default=os.environ.get("OCTAVO_ADMIN_API_KEY", ""),
+        help="the daemon's; OCTAVO_ADMIN_API_KEY when not given",
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the answer; 1 when the daemon refuses or is not there."""
+    path = ACTIONS[options.action]
+    method = "GET" if options.action == "show" else "POST"
+    headers = {"authorization": f"Bearer {options.admin_api_key}"}
+    try:
+        request = urllib.request.Request(options.url.rstrip("/") + path, headers=headers, method=method)
+        with urllib.request.urlopen(request) as answer:
+            print(json.dumps(json.load(answer), indent=None if method == "POST" else 1))
+    except urllib.error.HTTPError as error:
+        print(f"octavo: {json.load(error)['error']['message']}", file=sys.stderr)
+        return 1
+    except (OSError, ValueError) as error:
+        print(f"octavo: no daemon answers at {options.url}: {error}", file=sys.stderr)
+        return 1
+    return 0
