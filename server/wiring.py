@@ -89,7 +89,12 @@ async def first_token(model: Model, settings: Settings) -> None:
     await engine.stop()
 
 
-def make_engine(model: Model, settings: Settings, on_step: Callable[[StepRecord], None] | None = None) -> Engine:
+def make_engine(
+    model: Model,
+    settings: Settings,
+    on_step: Callable[[StepRecord], None] | None = None,
+    tier_memory: U8 | None = None,
+) -> Engine:
     """An engine with a KV store and a sampling state of its own, over the model's only runner."""
     plan, config = model.plan, model.runner.config
     store = KVStore(
@@ -149,6 +154,9 @@ def _state(
         version=VERSION,
         info={"plan": plan.as_dict(), "settings": _public(settings), "startup_seconds": phases.seconds},
         api_keys=settings.api_key,
+        admin_keys=settings.admin_api_key,
+        isolates_keys=settings.cache_isolation == "key",
+        saved_cache=cache,
         open_metrics=settings.open_metrics,
         allowed_origins=settings.allowed_origins,
         max_body_bytes=settings.max_body_size,
@@ -159,6 +167,3 @@ def _public(settings: Settings) -> dict[str, object]:
     """The settings as JSON, without what is secret."""
     content: dict[str, object] = json.loads(settings.model_dump_json(exclude=set(SECRETS)))
     return content
-        admin_keys=settings.admin_api_key,
-        isolates_keys=settings.cache_isolation == "key",
-        saved_cache=cache,
