@@ -8,10 +8,14 @@ namespace octavo::amx {
 
 #if OCTAVO_AMX
 
+static bool allowed = true;
+
+void allow(bool tiles) { allowed = tiles; }
+
 bool available() {
     constexpr int REQUEST_PERMISSION = 0x1023, TILE_DATA = 18;  // arch_prctl(2), Linux 5.16 and later
     static const bool granted = syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
-    return granted;
+    return granted && allowed;
 }
 
 struct Config {
@@ -21,16 +25,20 @@ struct Config {
     void tile(int number, int count, int bytes) { rows[number] = (uint8_t)count, row_bytes[number] = (uint16_t)bytes; }
 };
 
-void shape(Shape shape, int rows) {
+void shape(Shape shape, int n) {
     thread_local int current = -1;
-    if (current == 32 * shape + rows) return;
-    current = 32 * shape + rows;
+    if (current == 32 * shape + n) return;
+    current = 32 * shape + n;
     Config c;
-    for (int i = 0; i < 4; i++) c.tile(i, rows, 64);
-    c.tile(4, rows, shape == INT8_GROUP ? 32 : 64);
-    c.tile(5, shape == INT8_GROUP ? 8 : 16, 64);
-    c.tile(6, shape == INT8_GROUP ? 8 : shape == BF16 ? 16 : rows, shape == ATTENTION ? 32 : 64);
-    c.tile(7, 8, 64);
+    if (shape == LINEAR) {
+        for (int i = 0; i < 8; i++) c.tile(i, 16, i == 4 || i == 5 ? 64 : 4 * n);
+    } else {
+        for (int i = 0; i < 4; i++) c.tile(i, n, 64);
+        c.tile(4, n, 64);
+        c.tile(5, 16, 64);
+        c.tile(6, n, 32);
+        c.tile(7, 8, 64);
+    }
     asm volatile("" ::"r"(&c) : "memory");  // the intrinsic does not tell the compiler that it reads all of c
     _tile_loadconfig(&c);
 }
@@ -38,6 +46,7 @@ void shape(Shape shape, int rows) {
 #else
 
 bool available() { return false; }
+void allow(bool) {}
 void shape(Shape, int) {}
 
 #endif

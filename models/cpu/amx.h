@@ -1,8 +1,7 @@
-// Tile registers (Intel AMX): permission, and the few shapes of tiles that the kernels use.
+// Tile registers (Intel AMX): permission, and the shapes of tiles that the kernels use.
 //
-// A tile product of int8 is exact, so the integer kernels give the same bits with and without tiles and may choose by the
-// number of rows. A tile product of bfloat16 is not the vector unit's, so those kernels use tiles for every row count or
-// for none. NOTE: tile registers belong to a thread; call shape() before using them, whatever ran before.
+// A tile product of bfloat16 does not round as the vector unit does, so a kernel uses tiles for every row count or for
+// none. NOTE: tile registers belong to a thread; call shape() before using them, whatever ran before.
 #pragma once
 #include "simd.h"
 
@@ -21,16 +20,17 @@
 
 namespace octavo::amx {
 
-// Whether the processor has tiles and the kernel lets this process use them. Asked once.
+// Whether the processor has tiles and the system lets this process use them. Asked once; allow(false), before anything is
+// packed, has the kernels do without.
 bool available();
+void allow(bool tiles);
 
-// R rows of results at a time. Every shape has result tiles 0-3 of R rows x 16 numbers.
+// Every shape has result tiles 0-3.
 enum Shape : int {
-    INT8_GROUP,  // 4: R rows x 32 int8, 5 and 6: 8 rows x 64 bytes of weights
-    BF16,        // 4: R rows x 32 bfloat16, 5 and 6: 16 rows x 64 bytes of weights
-    ATTENTION,   // 4: R queries x 32 dims, 5: 16 dim pairs x 16 keys, 6: R rows x 16 weights, 7: 8 key pairs x 16 dims
+    LINEAR,     // results 16 outputs x n rows; 4 and 5: 16 outputs x 32 inputs, 6 and 7: 16 pairs of inputs x n rows
+    ATTENTION,  // results n rows x 16; 4: n queries x 32 dims, 5: 16 dim pairs x 16 keys, 6: n rows x 16 weights, 7: 8 key pairs x 16 dims
 };
 
-void shape(Shape shape, int rows);
+void shape(Shape shape, int n);
 
 }  // namespace octavo::amx

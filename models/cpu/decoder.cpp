@@ -44,7 +44,7 @@ constexpr int LOGIT_SLICE = 64;  // logit rows in memory at a time
 // Everything one step needs between its operations; grows to the largest step seen.
 struct Workspace {
     std::vector<float> x, qkv, attended, gate_up, logits, f32, scale, total;
-    std::vector<bf16> b16;
+    std::vector<bf16> b16, inner;
     std::vector<int8_t> i8;
     std::vector<uint8_t> query;
     std::vector<int32_t> page, slot, sequence;
@@ -52,18 +52,30 @@ struct Workspace {
     std::vector<Scratch> own;
     std::vector<SampleScratch> sampler;
     Scratch shared;
+    size_t widest = 0;  // numbers in the widest activation row
 
     void fit(const Model& m, const Step& s, int threads) {
-        const size_t t = s.rows, widest = std::max(m.hidden, std::max(m.intermediate, m.heads * m.dim));
+        const size_t t = s.rows;
+        widest = std::max(m.hidden, std::max(m.intermediate, m.heads * m.dim));
         const size_t l = s.logits < LOGIT_SLICE ? s.logits : LOGIT_SLICE, most = std::max(t, l) + BLOCK;  // a tile may read past the last row
         auto grow = [](auto& v, size_t n) { if (v.size() < n) v.resize(n); };
         grow(x, t * m.hidden), grow(qkv, t * (m.heads + 2 * m.kv_heads) * m.dim), grow(attended, t * m.heads * m.dim);
         grow(gate_up, t * 2 * m.intermediate), grow(logits, l * m.vocab), grow(query, t * m.heads * m.dim * 4);
         grow(page, t), grow(slot, t), grow(sequence, t), grow(own, (size_t)threads), grow(sampler, (size_t)threads);
         grow(f32, most * widest), grow(b16, most * widest), grow(i8, most * widest);
-        grow(scale, most * widest / GROUP), grow(total, most * widest / GROUP);
+        grow(scale, most * widest / GROUP), grow(total, most * widest / GROUP), grow(inner, most * m.intermediate);
     }
-    Rows rows(int count, int width) { return {count, width, f32.data(), b16.data(), i8.data(), scale.data(), total.data()}; }
+    // Room for `count` rows of any width, for those from `first` (a multiple of sixteen) on: no two panels share any of it.
+    Rows rows(int first, int count, int width) {
+        const size_t at = (size_t)first * widest;
+        return {count, width, f32.data() + at, b16.data() + at, i8.data() + at, scale.data() + at / GROUP, total.data() + at / GROUP};
+    }
+    // The gated MLP's middle: beside its own input where a matrix product writes it.
+    Rows inner_rows(int first, int count, int width) {
+        Rows r = rows(first, count, width);
+        r.b16 = inner.data() + (size_t)first * width;
+        return r;
+    }
 };
 
 struct Engine {
@@ -73,12 +85,12 @@ struct Engine {
 };
 
 // y = x / sqrt(mean(x^2) + eps) * weight, one row in the form the next matrix reads.
-INLINE void norm_row(const float* x, const float* weight, float eps, const Rows& out, int format, int r) {
+INLINE void norm_row(const float* x, const float* weight, float eps, const Rows& out, Form form, int r) {
     const int width = out.width;
     f32x16 squares = {};
     for (int i = 0; i < width; i += 16) squares = fma(load<f32x16>(x + i), load<f32x16>(x + i), squares);
     const f32x16 inverse = splat(1.0f / std::sqrt(sum(squares) / (float)width + eps));
-    write_row(out, format, r, [&](int i) { return load<f32x16>(x + 16 * i) * inverse * load<f32x16>(weight + 16 * i); });
+    write_row(out, form, r, [&](int i) { return load<f32x16>(x + 16 * i) * inverse * load<f32x16>(weight + 16 * i); });
 }
 
 // One head of q or k: optional RMSNorm, then rotation of (x[i], x[i + dim / 2]) by the angle of the position.
@@ -115,37 +127,65 @@ void place_row(const Model& m, const Layer& layer, const KV<E>& kv, Workspace& w
     }
 }
 
-INLINE f32x16 silu(f32x16 x) {
-    f32x16 e = exp2_nonpositive<6>(abs(x) * splat(-1.44269504f));  // exp(-|x|), which cannot overflow
-    f32x16 s = x / (1.0f + e);
-    return x >= 0.0f ? s : s * e;
+// A layer up to its keys and values, for rows [first, first + count): norm, q k v, rotation. `first` is a multiple of 16.
+template <class E>
+void before_attention(const Team& team, Workspace& w, const Model& m, const Layer& layer, const KV<E>& kv, const Step& s, int first, int count) {
+    const int width = (m.heads + 2 * m.kv_heads) * m.dim, grain = count >= 64 ? 8 : 1;
+    const Rows hidden = w.rows(first, count, m.hidden);
+    team.loop(count, grain, [&](int r) {
+        norm_row(w.x.data() + (size_t)(first + r) * m.hidden, layer.attention_norm, m.eps, hidden, form_of(layer.qkv[0].format), r);
+    });
+    linear(team, layer.qkv, 3, hidden, {w.qkv.data() + (size_t)first * width, (size_t)width, false});
+    team.loop(count, grain, [&](int r) { place_row(m, layer, kv, w, s, first + r); });
 }
+
+// And from the attended rows to the end: output projection, norm, gated MLP.
+void after_attention(const Team& team, Workspace& w, const Model& m, const Layer& layer, const Step& s, int first, int count) {
+    const int q = m.heads * m.dim, grain = count >= 64 ? 8 : 1;
+    const Rows heads = w.rows(first, count, q), hidden = w.rows(first, count, m.hidden);
+    const Rows inner = w.inner_rows(first, count, m.intermediate);
+    float* x = w.x.data() + (size_t)first * m.hidden;
+    team.loop(count, grain, [&](int r) {
+        const float* row = w.attended.data() + (size_t)(first + r) * q;
+        write_row(heads, form_of(layer.output.format), r, [&](int i) { return load<f32x16>(row + 16 * i); });
+    });
+    linear(team, &layer.output, 1, heads, {x, (size_t)m.hidden, true});
+    team.loop(count, grain, [&](int r) { norm_row(x + (size_t)r * m.hidden, layer.mlp_norm, m.eps, hidden, form_of(layer.gate_up[0].format), r); });
+    if (fuses(layer.gate_up)) {
+        gated_linear(team, layer.gate_up, hidden, inner);
+    } else {
+        float* products = w.gate_up.data() + (size_t)first * 2 * m.intermediate;
+        linear(team, layer.gate_up, 2, hidden, {products, (size_t)2 * m.intermediate, false});
+        team.loop(count, grain, [&](int r) {
+            const float *gate = products + (size_t)r * 2 * m.intermediate, *up = gate + m.intermediate;
+            write_row(inner, form_of(layer.down.format), r, [&](int i) { return silu(load<f32x16>(gate + 16 * i)) * load<f32x16>(up + 16 * i); });
+        });
+    }
+    linear(team, &layer.down, 1, inner, {x, (size_t)m.hidden, true});
+}
+
+// Few rows: the threads share every matrix by its outputs. Many rows: each thread takes panels of rows through the layer, so
+// that what a row leaves behind stays in its core's cache.
+constexpr int SHARED_ROWS = 64, PANEL = 128;
 
 template <class E>
 void run_layer(Engine& e, const Model& m, const Layer& layer, const Step& s, int thread) {
     Workspace& w = e.work;
-    const int q = m.heads * m.dim, width = q + 2 * m.kv_heads * m.dim;
-    const int grain = s.rows >= 64 ? 8 : 1;
     const KV<E> kv{(E*)layer.keys, (E*)layer.values, m.heads, m.kv_heads, m.dim, m.page_size, layer.window};
-    const Rows hidden = w.rows(s.rows, m.hidden), heads = w.rows(s.rows, q), inner = w.rows(s.rows, m.intermediate);
-
-    e.pool.loop(s.rows, grain, [&](int r) { norm_row(w.x.data() + (size_t)r * m.hidden, layer.attention_norm, m.eps, hidden, layer.qkv[0].format, r); });
-    linear(e.pool, layer.qkv, 3, hidden, {w.qkv.data(), (size_t)width, false});
-    e.pool.loop(s.rows, grain, [&](int r) { place_row(m, layer, kv, w, s, r); });
-    attention(e.pool, kv, AttentionStep<E>{s.query_starts, s.lengths, s.tables[layer.group], s.sequences, s.table_stride, (E*)w.query.data(), w.attended.data()},
-              w.units, w.folds, w.shared, w.own, thread);
-    e.pool.loop(s.rows, grain, [&](int r) {
-        const float* row = w.attended.data() + (size_t)r * q;
-        write_row(heads, layer.output.format, r, [&](int i) { return load<f32x16>(row + 16 * i); });
-    });
-    linear(e.pool, &layer.output, 1, heads, {w.x.data(), (size_t)m.hidden, true});
-    e.pool.loop(s.rows, grain, [&](int r) { norm_row(w.x.data() + (size_t)r * m.hidden, layer.mlp_norm, m.eps, hidden, layer.gate_up[0].format, r); });
-    linear(e.pool, layer.gate_up, 2, hidden, {w.gate_up.data(), (size_t)2 * m.intermediate, false});
-    e.pool.loop(s.rows, grain, [&](int r) {
-        const float *gate = w.gate_up.data() + (size_t)r * 2 * m.intermediate, *up = gate + m.intermediate;
-        write_row(inner, layer.down.format, r, [&](int i) { return silu(load<f32x16>(gate + 16 * i)) * load<f32x16>(up + 16 * i); });
-    });
-    linear(e.pool, &layer.down, 1, inner, {w.x.data(), (size_t)m.hidden, true});
+    const AttentionStep<E> step{s.query_starts, s.lengths, s.tables[layer.group], s.sequences, s.table_stride, (E*)w.query.data(), w.attended.data()};
+    const int share = (s.rows / e.pool.threads() + BLOCK) / BLOCK * BLOCK, panel = share < PANEL ? share : PANEL;
+    const Team all{&e.pool}, alone{nullptr};
+    auto panels = [&](const auto& part) {
+        e.pool.loop((s.rows + panel - 1) / panel, 1, [&](int p) {
+            const int first = p * panel;
+            part(first, s.rows - first < panel ? s.rows - first : panel);
+        });
+    };
+    if (s.rows <= SHARED_ROWS) before_attention<E>(all, w, m, layer, kv, s, 0, s.rows);
+    else panels([&](int first, int count) { before_attention<E>(alone, w, m, layer, kv, s, first, count); });
+    attention(e.pool, kv, step, w.units, w.folds, w.shared, w.own, thread);
+    if (s.rows <= SHARED_ROWS) after_attention(all, w, m, layer, s, 0, s.rows);
+    else panels([&](int first, int count) { after_attention(alone, w, m, layer, s, first, count); });
 }
 
 // Norm and LM head for the rows that need logits, a slice at a time; each slice is sampled before the next is computed.
@@ -153,12 +193,12 @@ void finish_rows(Engine& e, const Model& m, const Step& s, int thread) {
     Workspace& w = e.work;
     for (int first = 0; first < s.logits; first += LOGIT_SLICE) {
         const int count = s.logits - first < LOGIT_SLICE ? s.logits - first : LOGIT_SLICE;
-        const Rows rows = w.rows(count, m.hidden);
+        const Rows rows = w.rows(0, count, m.hidden);
         e.pool.loop(count, 1, [&](int i) {
-            norm_row(w.x.data() + (size_t)s.logit_rows[first + i] * m.hidden, m.final_norm, m.eps, rows, m.head.format, i);
+            norm_row(w.x.data() + (size_t)s.logit_rows[first + i] * m.hidden, m.final_norm, m.eps, rows, form_of(m.head.format), i);
         });
         float* logits = s.logits_out ? s.logits_out + (size_t)first * m.vocab : w.logits.data();
-        linear(e.pool, &m.head, 1, rows, {logits, (size_t)m.vocab, false});
+        linear(Team{&e.pool}, &m.head, 1, rows, {logits, (size_t)m.vocab, false});
         if (s.sampling)
             e.pool.loop(count, 1, [&](int i) { sample_row(logits + (size_t)i * m.vocab, m.vocab, *s.sampling, first + i, w.sampler[thread], *s.output); });
     }
@@ -228,6 +268,8 @@ using namespace octavo;
 extern "C" {
 
 void* octavo_engine(int threads) { return new Engine(threads); }
+void octavo_tiles(int allowed) { amx::allow(allowed); }
+int octavo_has_tiles() { return amx::available(); }
 void octavo_engine_free(void* e) { delete (Engine*)e; }
 
 void octavo_step(void* engine, const Model* model, const Step* step) {
@@ -264,10 +306,10 @@ void octavo_linear(void* engine, const Matrix* w, const float* x, int rows, floa
     auto grow = [](auto& v, size_t n) { if (v.size() < n) v.resize(n); };
     const size_t n = (size_t)(rows + BLOCK) * w->ins;
     grow(e.work.f32, n), grow(e.work.b16, n), grow(e.work.i8, n), grow(e.work.scale, n / GROUP), grow(e.work.total, n / GROUP);
-    const Rows form = e.work.rows(rows, w->ins);
+    const Rows form = e.work.rows(0, rows, w->ins);
     e.pool.run([&](int) {
-        e.pool.loop(rows, 4, [&](int r) { write_row(form, w->format, r, [&](int i) { return load<f32x16>(x + (size_t)r * w->ins + 16 * i); }); });
-        linear(e.pool, w, 1, form, {out, (size_t)w->outs, false});
+        e.pool.loop(rows, 4, [&](int r) { write_row(form, form_of(w->format), r, [&](int i) { return load<f32x16>(x + (size_t)r * w->ins + 16 * i); }); });
+        linear(Team{&e.pool}, w, 1, form, {out, (size_t)w->outs, false});
     });
 }
 

@@ -113,6 +113,8 @@ class Step(Structure):
 SIGNATURES: dict[str, tuple[Sequence[object], object]] = {
     "octavo_engine": ([c_int32], c_void_p),
     "octavo_engine_free": ([c_void_p], None),
+    "octavo_tiles": ([c_int32], None),
+    "octavo_has_tiles": ([], c_int32),
     "octavo_step": ([c_void_p, POINTER(Model), POINTER(Step)], None),
     "octavo_packed_bytes": ([c_int32, c_int32, c_int32], c_size_t),
     "octavo_pack": ([c_void_p, c_int32, c_void_p, c_size_t, c_int32, c_int32, c_int32, c_void_p], None),

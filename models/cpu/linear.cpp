@@ -129,130 +129,228 @@ void linear_range(const Matrix& w, int block, int blocks, const Rows& x, const T
 
 #if OCTAVO_AMX
 
-// Codes of a W4 block as a W8 block holds them.
-void widen_block(const uint8_t* w, int groups, uint8_t* out) {
-    for (int g = 0; g < groups; g++, w += 5 * 64, out += 9 * 64) {
-        for (int j = 0; j < 4; j++) {
-            u8x64 both = load<u8x64>(w + 64 * j);
-            store(out + 64 * j, both & 0x0f);
-            store(out + 64 * (j + 4), (u8x64)((u32x16)both >> 4) & 0x0f);
-        }
-        store(out + 8 * 64, load<u8x64>(w + 4 * 64));
-    }
-}
+constexpr int AHEAD = 20480;  // bytes of weights fetched before they are widened: tile work hides them from the prefetcher
 
-// R rows times one block of eight-bit codes: a tile product a group, then the same sums in the same order as
-// grouped_tile. The product of the next group runs while the vector unit scales this one.
-template <int R>
-__attribute__((noinline)) void grouped_amx(const Matrix& w, int block, const uint8_t* codes, const Rows& x, int row, int rows, const Target& target) {
-    alignas(64) int32_t whole[2][BLOCK * BLOCK];
-    const int groups = x.width / GROUP;
-    const int8_t* a = x.i8 + (size_t)row * x.width;
-    const float *scale = x.scale + x.scale_at(row, 0), *total = x.total + x.scale_at(row, 0);
-    f32x16 acc[R] = {};
-    _tile_zero(0);
-    TILE_LOAD(4, a, x.width);
-    TILE_LOAD(5, codes, 64);
-    _tile_dpbsud(0, 4, 5);
-    _tile_stored(0, whole[0], 64);
-    for (int g = 0; g < groups; g++, codes += 9 * 64) {
-        if (g + 1 < groups) {
-            _tile_zero(0);
-            TILE_LOAD(4, a + (size_t)(g + 1) * GROUP, x.width);
-            TILE_LOAD(5, codes + 9 * 64, 64);
-            _tile_dpbsud(0, 4, 5);
-            _tile_stored(0, whole[(g + 1) & 1], 64);
+// Group g of a block's weights as bfloat16 [16 outputs][32 inputs].
+template <int FORMAT>
+__attribute__((noinline)) void widen(const uint8_t* block, int g, bf16* out) {
+    constexpr int codes = FORMAT == W4 ? BLOCK * GROUP / 2 : BLOCK * GROUP;
+    const uint8_t* group = block + (size_t)g * (codes + 4 * BLOCK);
+    alignas(64) float scale[BLOCK], minimum[BLOCK];
+    for (int line = 0; line < codes + 4 * BLOCK; line += 64) _mm_prefetch((const char*)group + AHEAD + line, _MM_HINT_T1);
+    store(scale, from_fp16((const uint16_t*)(group + codes)));
+    store(minimum, from_fp16((const uint16_t*)(group + codes) + BLOCK));
+    if constexpr (FORMAT == W4) {
+        // Two outputs at a time: the sixteen values that the codes of each can mean, side by side in one register, and
+        // each code, with a bit for which output, as the place of its value. A word of codes holds four outputs' nibbles.
+        const f32x16 level = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+        const __m512i nibble = _mm512_set1_epi16(15), second = _mm512_set1_epi16(16);
+#pragma GCC unroll 4
+        for (int q = 0; q < 4; q++) {
+            const __m512i words = _mm512_loadu_si512(group + 64 * q);
+#pragma GCC unroll 2
+            for (int o = 4 * q; o < 4 * q + 4; o += 2) {
+                const f32x16 one = fma(level, splat(scale[o]), splat(minimum[o])), two = fma(level, splat(scale[o + 1]), splat(minimum[o + 1]));
+                const __m512i table = (__m512i)_mm512_cvtne2ps_pbh((__m512)two, (__m512)one);
+                const __m512i left = _mm512_srli_epi16(words, 4 * (o % 4)), right = _mm512_srli_epi16(words, 4 * (o % 4) + 4);
+                _mm512_store_si512(out + GROUP * o, _mm512_permutexvar_epi16(_mm512_and_si512(left, nibble), table));
+                // (right & nibble) | second
+                _mm512_store_si512(out + GROUP * (o + 1), _mm512_permutexvar_epi16(_mm512_ternarylogic_epi32(right, nibble, second, 0xea), table));
+            }
         }
-        const uint16_t* header = (const uint16_t*)(codes + 8 * 64);
-        const f32x16 d = from_fp16(header), m = from_fp16(header + BLOCK);
+        return;
+    }
 #pragma GCC unroll 16
-        for (int r = 0; r < R; r++) {
-            f32x16 product = to_float(load<i32x16>(whole[g & 1] + BLOCK * r)) * splat(scale[g * BLOCK + r]);
-            acc[r] = fma(product, d, acc[r]);
-            acc[r] = fma(splat(total[g * BLOCK + r]), m, acc[r]);
-        }
+    for (int o = 0; o < BLOCK; o++) {
+        const f32x16 d = splat(scale[o]), m = splat(minimum[o]);
+        const __m128i* bytes = (const __m128i*)(group + GROUP * o);
+        const f32x16 low = to_float((i32x16)_mm512_cvtepu8_epi32(_mm_loadu_si128(bytes))), high = to_float((i32x16)_mm512_cvtepu8_epi32(_mm_loadu_si128(bytes + 1)));
+        _mm512_store_si512(out + GROUP * o, (__m512i)_mm512_cvtne2ps_pbh((__m512)fma(high, d, m), (__m512)fma(low, d, m)));
     }
-    write_tile<R>(w, block, acc, row, rows, target);
 }
 
-// Rows past the last one of x are read and dropped: the workspace has room for a tile more than the step needs.
-template <bool FOUR>
-void grouped_blocks_amx(const Matrix& w, int block, int blocks, const Rows& x, const Target& target) {
-    thread_local std::vector<uint8_t> wide;
-    const int groups = w.ins / GROUP, most = x.count < BLOCK ? (x.count + 3) / 4 * 4 : BLOCK;
-    if (FOUR && wide.size() < (size_t)groups * 9 * 64 + 64) wide.resize((size_t)groups * 9 * 64 + 64);
-    amx::shape(amx::INT8_GROUP, most);
-    for (int b = block; b < block + blocks; b++) {
-        const uint8_t* codes = w.data + b * block_bytes(w.format, w.ins);
-        if (FOUR) {
-            uint8_t* aligned = (uint8_t*)(((uintptr_t)wide.data() + 63) / 64 * 64);
-            widen_block(codes, groups, aligned);
-            codes = aligned;
+// Add to the result tiles: B blocks of weights (tiles 4, 5) times T tiles of rows (6, 7), over `groups` groups.
+template <int B, int T>
+INLINE void multiply(const bf16* first, const bf16* second, const bf16* left, const bf16* right, int groups, int lanes) {
+    for (int g = 0; g < groups; g++) {
+        TILE_LOAD(4, first + (size_t)g * BLOCK * GROUP, 64);
+        TILE_LOAD(6, left + (size_t)g * GROUP * lanes, 4 * lanes);
+        _tile_dpbf16ps(0, 4, 6);
+        if constexpr (T == 2) {
+            TILE_LOAD(7, right + (size_t)g * GROUP * lanes, 4 * lanes);
+            _tile_dpbf16ps(1, 4, 7);
         }
-        for (int row = 0; row < x.count; row += most) {
-            const int rows = x.count - row < most ? x.count - row : most;
-            switch (most) {
-                case 8: grouped_amx<8>(w, b, codes, x, row, rows, target); break;
-                case 12: grouped_amx<12>(w, b, codes, x, row, rows, target); break;
-                default: grouped_amx<16>(w, b, codes, x, row, rows, target); break;
+        if constexpr (B == 2) {
+            TILE_LOAD(5, second + (size_t)g * BLOCK * GROUP, 64);
+            _tile_dpbf16ps(2, 5, 6);
+            if constexpr (T == 2) _tile_dpbf16ps(3, 5, 7);
+        }
+    }
+}
+
+INLINE void clear_tiles() {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+}
+
+// Sixteen vectors, transposed.
+INLINE void transpose(const float (*in)[BLOCK], f32x16* out) {
+    __m512 a[16], b[16];
+    for (int i = 0; i < 8; i++) {
+        const __m512 x = _mm512_load_ps(in[2 * i]), y = _mm512_load_ps(in[2 * i + 1]);
+        a[2 * i] = _mm512_unpacklo_ps(x, y), a[2 * i + 1] = _mm512_unpackhi_ps(x, y);
+    }
+    for (int i = 0; i < 4; i++)
+        for (int h = 0; h < 2; h++) {
+            const __m512d x = (__m512d)a[4 * i + h], y = (__m512d)a[4 * i + 2 + h];
+            b[4 * i + 2 * h] = (__m512)_mm512_unpacklo_pd(x, y), b[4 * i + 2 * h + 1] = (__m512)_mm512_unpackhi_pd(x, y);
+        }
+    for (int i = 0; i < 4; i++) {
+        a[i] = _mm512_shuffle_f32x4(b[i], b[i + 4], 0x88), a[i + 4] = _mm512_shuffle_f32x4(b[i], b[i + 4], 0xdd);
+        a[i + 8] = _mm512_shuffle_f32x4(b[i + 8], b[i + 12], 0x88), a[i + 12] = _mm512_shuffle_f32x4(b[i + 8], b[i + 12], 0xdd);
+    }
+    for (int i = 0; i < 8; i++) {
+        const int from = i;
+        out[i] = (f32x16)_mm512_shuffle_f32x4(a[from], a[from + 8], 0x88), out[i + 8] = (f32x16)_mm512_shuffle_f32x4(a[from], a[from + 8], 0xdd);
+    }
+}
+
+// What becomes of the result tiles [16 outputs][lanes] of one or two blocks.
+
+// Rows of the target. A tile lies transposed.
+struct ToRows {
+    const Matrix& w;
+    int block;
+    const Target& target;
+    template <int B>
+    __attribute__((noinline)) void take(const float (*result)[BLOCK][BLOCK], int tiles, int row, int rows) const {
+        f32x16 acc[BLOCK];
+        for (int b = 0; b < B; b++)
+            for (int t = 0; t < tiles; t++) {
+                const int left = rows - row - BLOCK * t;
+                transpose(result[2 * b + t], acc);
+                write_tile<BLOCK>(w, block + b, acc, row + BLOCK * t, left < BLOCK ? left : BLOCK, target);
+            }
+    }
+};
+
+// Activations of the next matrix: the first block's results gate the second's. They already lie as tiles want them.
+struct ToGated {
+    const Matrix* gate_up;
+    int block;
+    const Rows& out;
+    template <int B>
+    __attribute__((noinline)) void take(const float (*result)[BLOCK][BLOCK], int tiles, int row, int) const {
+        const int lanes = out.lanes();
+        const __mmask16 mask = (__mmask16)((1u << lanes) - 1);
+        auto half = [&](const float (*gate)[BLOCK], const float (*up)[BLOCK], int o) {
+            // Lanes past the last row hold anything; as numbers they could be subnormal, and those are slow.
+            f32x16 g = (f32x16)_mm512_maskz_load_ps(mask, gate[o]), u = (f32x16)_mm512_maskz_load_ps(mask, up[o]);
+            if (gate_up[0].bias) g = g + splat(gate_up[0].bias[block * BLOCK + o]);
+            if (gate_up[1].bias) u = u + splat(gate_up[1].bias[block * BLOCK + o]);
+            return _mm512_cvtepu16_epi32((__m256i)to_bf16(silu(g) * u));
+        };
+        for (int t = 0; t < tiles; t++) {
+            uint32_t* to = (uint32_t*)out.b16 + ((size_t)((row + BLOCK * t) / lanes) * (out.width / 2) + block * (BLOCK / 2)) * lanes;
+            for (int p = 0; p < BLOCK / 2; p++) {
+                const __m512i low = half(result[t], result[2 + t], 2 * p), high = half(result[t], result[2 + t], 2 * p + 1);
+                _mm512_mask_storeu_epi32(to + p * lanes, mask, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
             }
         }
     }
-}
+};
 
-// R rows times two adjacent blocks of bfloat16 weights (or one).
-__attribute__((noinline)) void bf16_amx(const Matrix& w, int block, int blocks, const Rows& x, int row, int rows, const Target& target) {
-    alignas(64) float out[2][BLOCK * BLOCK];
-    const size_t stride = block_bytes(BF16, w.ins);
-    const uint8_t *first = w.data + block * stride, *second = first + (blocks - 1) * stride;
-    const bf16* a = x.b16 + (size_t)row * x.width;
-    _tile_zero(0);
-    _tile_zero(1);
-    for (int k = 0; k < x.width; k += 32) {
-        TILE_LOAD(4, a + k, x.width * 2);
-        TILE_LOAD(5, first + (size_t)k * 32, 64);
-        _tile_dpbf16ps(0, 4, 5);
-        TILE_LOAD(6, second + (size_t)k * 32, 64);
-        _tile_dpbf16ps(1, 4, 6);
-    }
-    _tile_stored(0, out[0], 64);
-    _tile_stored(1, out[1], 64);
-    for (int b = 0; b < blocks; b++)
-        for (int r = 0; r < rows; r++) {
-            const f32x16 v = load<f32x16>(out[b] + BLOCK * r);
-            write_tile<1>(w, block + b, &v, row + r, 1, target);
+// One or two blocks (at `data`) times all rows. Few rows widen a stretch of weights while the tiles work on the one before;
+// many rows widen the blocks whole, once.
+template <int FORMAT, int B, class Out>
+__attribute__((noinline)) void linear_tiles(const uint8_t* const (&data)[2], int ins, const Rows& x, const Out& out) {
+    constexpr int STRETCH = 4;  // groups
+    thread_local std::vector<bf16> memory;
+    alignas(64) float result[4][BLOCK][BLOCK];
+    const int groups = ins / GROUP, lanes = x.lanes();
+    const size_t whole = (size_t)groups * BLOCK * GROUP;
+    if (memory.size() < 2 * whole + 32) memory.resize(2 * whole + 32);
+    bf16* space = (bf16*)(((uintptr_t)memory.data() + 63) / 64 * 64);
+    bf16* wide[2] = {space, space + (B - 1) * whole};
+    amx::shape(amx::LINEAR, lanes);
+    auto widen_groups = [&](int from, int to) {
+        if constexpr (FORMAT != BF16)
+            for (int b = 0; b < B; b++)
+                for (int g = from; g < to; g++) widen<FORMAT>(data[b], g, wide[b] + (size_t)g * BLOCK * GROUP);
+    };
+    if constexpr (FORMAT == BF16) wide[0] = (bf16*)data[0], wide[1] = (bf16*)data[1];
+    auto finish = [&](int row, int tiles) {
+        _tile_stored(0, result[0], 64);
+        if (tiles == 2) _tile_stored(1, result[1], 64);
+        if constexpr (B == 2) _tile_stored(2, result[2], 64);
+        if (B == 2 && tiles == 2) _tile_stored(3, result[3], 64);
+        out.template take<B>(result, tiles, row, x.count);
+    };
+    if (x.count <= BLOCK) {
+        clear_tiles();
+        widen_groups(0, STRETCH < groups ? STRETCH : groups);
+        for (int g = 0; g < groups; g += STRETCH) {
+            const int end = g + STRETCH < groups ? g + STRETCH : groups;
+            widen_groups(end, end + STRETCH < groups ? end + STRETCH : groups);
+            multiply<B, 1>(wide[0] + (size_t)g * BLOCK * GROUP, wide[1] + (size_t)g * BLOCK * GROUP, x.b16 + (size_t)g * GROUP * lanes, nullptr, end - g, lanes);
         }
+        return finish(0, 1);
+    }
+    widen_groups(0, groups);
+    for (int row = 0; row < x.count; row += 2 * BLOCK) {
+        const bf16 *left = x.b16 + (size_t)row * ins, *right = left + (size_t)BLOCK * ins;
+        const bool both = x.count - row > BLOCK;
+        clear_tiles();
+        if (both) multiply<B, 2>(wide[0], wide[1], left, right, groups, BLOCK);
+        else multiply<B, 1>(wide[0], wide[1], left, nullptr, groups, BLOCK);
+        finish(row, both ? 2 : 1);
+    }
 }
 
-void bf16_blocks_amx(const Matrix& w, int block, int blocks, const Rows& x, const Target& target) {
-    const int most = x.count < BLOCK ? x.count : BLOCK;
-    amx::shape(amx::BF16, most);
-    for (int row = 0; row < x.count; row += most) bf16_amx(w, block, blocks, x, row, x.count - row < most ? x.count - row : most, target);
+template <int FORMAT>
+void tiles_to_rows(const Matrix& w, int block, int blocks, const Rows& x, const Target& target) {
+    const size_t bytes = block_bytes(FORMAT, w.ins);
+    const uint8_t* const data[2] = {w.data + block * bytes, w.data + (block + blocks - 1) * bytes};
+    if (blocks == 2) linear_tiles<FORMAT, 2>(data, w.ins, x, ToRows{w, block, target});
+    else linear_tiles<FORMAT, 1>(data, w.ins, x, ToRows{w, block, target});
+}
+
+template <int FORMAT>
+void tiles_to_gated(const Matrix* gate_up, int block, const Rows& x, const Rows& out) {
+    const size_t bytes = block_bytes(FORMAT, x.width);
+    const uint8_t* const data[2] = {gate_up[0].data + block * bytes, gate_up[1].data + block * bytes};
+    linear_tiles<FORMAT, 2>(data, x.width, x, ToGated{gate_up, block, out});
 }
 
 #endif
 
-// Tiles pay for int8 from about six rows; below, the vector unit keeps up with memory.
-constexpr int INT8_TILE_ROWS = 5;
-
-bool tiles(const Matrix& w, int block, int blocks, const Rows& x, const Target& target) {
+bool on_tiles([[maybe_unused]] const Matrix& w, [[maybe_unused]] int block, [[maybe_unused]] int blocks, [[maybe_unused]] const Rows& x,
+              [[maybe_unused]] const Target& target) {
 #if OCTAVO_AMX
-    if (!amx::available()) return false;
-    if (w.format == BF16 && w.ins % 32 == 0) return bf16_blocks_amx(w, block, blocks, x, target), true;
-    if (x.count < INT8_TILE_ROWS) return false;
-    if (w.format == W4) return grouped_blocks_amx<true>(w, block, blocks, x, target), true;
-    if (w.format == W8) return grouped_blocks_amx<false>(w, block, blocks, x, target), true;
-#endif
+    if (form_of(w.format) != TILED) return false;
+    if (w.format == BF16) tiles_to_rows<BF16>(w, block, blocks, x, target);
+    if (w.format == W8) tiles_to_rows<W8>(w, block, blocks, x, target);
+    if (w.format == W4) tiles_to_rows<W4>(w, block, blocks, x, target);
+    return true;
+#else
     return false;
+#endif
+}
+
+// How many tasks a thread takes at a time. Few rows are a matter of reading weights: a thread should read on where it was.
+INLINE int stretch(const Team& team, int tasks, const Rows& x) {
+    const int share = team.pool ? tasks / (2 * team.pool->threads()) : 1;
+    return x.count > BLOCK || share < 1 ? 1 : share;
 }
 
 // out = x W^T + bias for the matrices that share an input (q, k and v; gate and up), each with its own columns of the
-// target, one after the other. Called by every thread of a job.
-void linear(Pool& pool, const Matrix* parts, int count, const Rows& x, Target target) {
+// target, one after the other.
+void linear(const Team& team, const Matrix* parts, int count, const Rows& x, Target target) {
     int tasks = 0;
     for (int p = 0; p < count; p++) tasks += (parts[p].outs + 2 * BLOCK - 1) / (2 * BLOCK);
-    const int grain = x.count <= 2 && tasks > 64 ? 4 : 1;
-    pool.loop(tasks, grain, [&](int task) {
+    team.loop(tasks, stretch(team, tasks, x), [&](int task) {
         Target t = target;
         const Matrix* w = parts;
         for (int n; task >= (n = (w->outs + 2 * BLOCK - 1) / (2 * BLOCK)); w++) {
@@ -260,7 +358,7 @@ void linear(Pool& pool, const Matrix* parts, int count, const Rows& x, Target ta
             t.out += w->outs;
         }
         const int block = 2 * task, left = (w->outs + BLOCK - 1) / BLOCK - block, blocks = left < 2 ? left : 2;
-        if (tiles(*w, block, blocks, x, t)) return;
+        if (on_tiles(*w, block, blocks, x, t)) return;
         switch (w->format) {
             case F32: return linear_range<F32>(*w, block, blocks, x, t);
             case BF16: return linear_range<BF16>(*w, block, blocks, x, t);
@@ -268,6 +366,19 @@ void linear(Pool& pool, const Matrix* parts, int count, const Rows& x, Target ta
             default: return linear_range<W4>(*w, block, blocks, x, t);
         }
     });
+}
+
+void gated_linear([[maybe_unused]] const Team& team, [[maybe_unused]] const Matrix* gate_up, [[maybe_unused]] const Rows& x, [[maybe_unused]] const Rows& out) {
+#if OCTAVO_AMX
+    const int blocks = gate_up[0].outs / BLOCK;
+    team.loop(blocks, stretch(team, blocks, x), [&](int block) {
+        switch (gate_up[0].format) {
+            case BF16: return tiles_to_gated<BF16>(gate_up, block, x, out);
+            case W8: return tiles_to_gated<W8>(gate_up, block, x, out);
+            default: return tiles_to_gated<W4>(gate_up, block, x, out);
+        }
+    });
+#endif
 }
 
 }  // namespace octavo

@@ -128,7 +128,7 @@ inline void pack_block(int kind, const uint8_t* const rows[BLOCK], int format, i
             for (int k = 0; k < ins; k++) ((float*)out)[(size_t)k * BLOCK + lane] = read_float(kind, row, k);
         } else if (format == BF16) {
             for (int k = 0; k < ins; k++)
-                ((bf16*)out)[(size_t)(k / 2) * 2 * BLOCK + 2 * lane + k % 2] = kind == KIND_BF16 ? half_at(row + (size_t)k * 2) : float_to_bf16(read_float(kind, row, k));
+                ((bf16*)out)[bf16_at(lane, k)] = kind == KIND_BF16 ? half_at(row + (size_t)k * 2) : float_to_bf16(read_float(kind, row, k));
         } else {
             const bool four = format == W4;
             const int codes = four ? BLOCK * GROUP / 2 : BLOCK * GROUP;
@@ -137,8 +137,8 @@ inline void pack_block(int kind, const uint8_t* const rows[BLOCK], int format, i
                 Grouped w;
                 read_group(kind, row, g, four ? 16 : 256, w);
                 for (int i = 0; i < GROUP; i++) {
-                    if (!four) group[64 * (i / 4) + 4 * lane + i % 4] = w.codes[i];
-                    else group[64 * (i % 16 / 4) + 4 * lane + i % 4] |= (uint8_t)(i < 16 ? w.codes[i] : w.codes[i] << 4);
+                    const Place place = code_at(four, lane, i);
+                    group[place.byte] |= (uint8_t)(place.upper ? w.codes[i] << 4 : w.codes[i]);
                 }
                 ((uint16_t*)(group + codes))[lane] = float_to_fp16(w.scale);
                 ((uint16_t*)(group + codes))[BLOCK + lane] = float_to_fp16(w.minimum);

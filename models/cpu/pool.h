@@ -88,4 +88,14 @@ class Pool {
     alignas(64) std::atomic<int> next_{0};
 };
 
+// Who shares the loops of an operation: all threads of a job, or the calling thread alone, which then waits for nobody.
+struct Team {
+    Pool* pool;
+    template <class F>
+    INLINE void loop(int n, int grain, const F& body) const {
+        if (pool) return pool->loop(n, grain, body);
+        for (int i = 0; i < n; i++) body(i);
+    }
+};
+
 }  // namespace octavo

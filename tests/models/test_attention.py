@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +13,15 @@ from models.attention.base import AttentionBackend
 from models.attention.cpu_backend import CpuAttention
 from models.attention.torch_backend import TorchAttention
 from models.config import ModelConfig, RopeConfig
+from models.cpu import library as lib
+
+
+@pytest.fixture(params=["tiles", "vectors"], autouse=True)
+def _tiles(request: pytest.FixtureRequest) -> Iterator[None]:
+    """With tile registers, where the processor has them, and without."""
+    lib.load_library().octavo_tiles(request.param == "tiles")
+    yield
+    lib.load_library().octavo_tiles(True)
 
 
 def config(heads: int, kv_heads: int, dim: int, window: int | None) -> ModelConfig:

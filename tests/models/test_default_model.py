@@ -10,10 +10,11 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from support.steps import Piece, step
+
 from models.build import build_runner
 from models.loading.checkpoint import Checkpoint, open_checkpoint
 from models.loading.source import resolve_source
-from support.steps import Piece, step
 
 PAGE = Path(__file__).parents[1] / "data" / "page.txt"
 F32Array = npt.NDArray[np.float32]

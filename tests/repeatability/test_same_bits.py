@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from kvstore.store import KVStore
 from models.build import build_runner
+from models.cpu.library import load_library
 from models.cpu.runner import CpuRunner
 from models.loading.checkpoint import open_checkpoint
 from models.loading.source import resolve_source
@@ -29,8 +31,8 @@ from scheduler.limits import Limits
 from scheduler.request import Request
 
 PAGE, PAGES, CONTEXT, VOCABULARY = 16, 1200, 512, 384
-FORMATS = ["float32", "bfloat16", "int8", "int4"]
-SCENARIOS = 130  # of each format
+FORMATS = ["float32", "bfloat16", "int8", "int4", "int4 without tiles", "bfloat16 without tiles"]
+SCENARIOS = 90  # of each format
 Answer = tuple[tuple[int, ...], tuple[float, ...], str | None]
 
 
@@ -62,11 +64,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.fixture(scope="module", params=FORMATS)
-def runners(request: pytest.FixtureRequest, folder: Any) -> dict[int, CpuRunner]:
+def runners(request: pytest.FixtureRequest, folder: Any) -> Iterator[dict[int, CpuRunner]]:
     """The model in one weights format, by the number of threads that compute."""
     made = {}
+    kind, *without_tiles = request.param.split(" without ")
+    load_library().octavo_tiles(not without_tiles)  # where the processor has them
     for threads in (1, 2, 3):
-        kind = request.param
         runner = build_runner(
             open_checkpoint(resolve_source(str(folder))), device="cpu",
             dtype="float32" if kind == "float32" else "bfloat16",
@@ -77,7 +80,8 @@ def runners(request: pytest.FixtureRequest, folder: Any) -> dict[int, CpuRunner]
         assert isinstance(runner, CpuRunner)
         runner.allocate(PAGES, PAGE)
         made[threads] = runner
-    return made
+    yield made
+    load_library().octavo_tiles(True)
 
 
 def engine(runner: CpuRunner, conditions: Conditions) -> Engine:
