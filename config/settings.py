@@ -174,6 +174,9 @@ class Settings(BaseModel):
         "where compiled kernels and converted files are kept; the user's cache when not given",
         None,
     )
+    journal_file: Path | None = _setting(
+        Flag(_PROCESS, "FILE"), "record every scheduling decision, prompts included, for `octavo replay`", None
+    )
     config: Path | None = _setting(Flag(_PROCESS, "FILE"), "a YAML file with any of these settings", None)
     log_level: Literal["debug", "info", "warning", "error"] = _setting(
         Flag(_PROCESS), "least severe messages shown", "info"
@@ -188,9 +191,6 @@ class Settings(BaseModel):
 
     @classmethod
     def load(cls, flags: Mapping[str, object], environment: Mapping[str, str]) -> Self:
-    journal_file: Path | None = _setting(
-        Flag(_PROCESS, "FILE"), "record every scheduling decision, prompts included, for `octavo replay`", None
-    )
         """Merge the sources and validate. `flags` holds only those given, by field name.
 
         Raises ConfigError, with one line that names the source, for the first thing that is wrong.

@@ -25,9 +25,8 @@ from server.auth import OPEN_PATHS, KeyGuard
 from server.description import DescribedApplication
 from server.edge import Edge
 from server.errors import APIError, InvalidRequest, MethodNotAllowed, NotFound, field_path, shown
-from server.generation import ClientGone
 from server.routes import cache, chat, completions, health, info, messages, models, responses, tokens
-from server.routes.generating import CLIENT_CLOSED, IGNORED_HEADER
+from server.routes.generating import IGNORED_HEADER
 from server.state import ServerState
 
 # What OpenAI's API has beside what a text model can do.

@@ -17,9 +17,9 @@ from server.tokenize import Tokenizing
 
 if TYPE_CHECKING:
     from scheduler.engine import Engine
+    from server.saved_cache import SavedCache
 
 DEFAULT_BODY_BYTES = 16 << 20
-    from server.saved_cache import SavedCache
 
 
 @dataclass(slots=True)
@@ -34,12 +34,12 @@ class ServerState:
     version: str
     info: Mapping[str, Any] = field(default_factory=dict)  # what GET /info shows
     api_keys: Sequence[str] = ()  # none: everybody may
-    open_metrics: bool = False  # GET /metrics without a key
-    allowed_origins: Sequence[str] = ()  # of web pages that may call; none: no page may
-    max_body_bytes: int = DEFAULT_BODY_BYTES
     admin_keys: Sequence[str] = ()  # none: nobody may do what they are for
     isolates_keys: bool = False  # callers with different keys share no prefixes
     saved_cache: SavedCache | None = None  # where the prefix cache is kept across restarts
+    open_metrics: bool = False  # GET /metrics without a key
+    allowed_origins: Sequence[str] = ()  # of web pages that may call; none: no page may
+    max_body_bytes: int = DEFAULT_BODY_BYTES
     stall_seconds: float = 60.0  # without a finished step while there is work, after which `/ready` turns red
     keep_alive_seconds: float = 15.0  # of silence in a stream, after which a comment is sent
     clock: Callable[[], float] = time.monotonic  # the engine's
@@ -52,14 +52,14 @@ class ServerState:
             digest = hashlib.sha256(f"{self.version} {self.model_names[0]}".encode()).hexdigest()
             self.system_fingerprint = f"fp_{digest[:10]}"
 
+    def namespace(self, salt: Hashable) -> Hashable:
+        """Whose prefixes the request being answered shares: those of the same salt, and of the same key if so set."""
+        return f"{caller.get()} {salt or ''}" if self.isolates_keys else salt
+
     def require_model(self, name: str) -> None:
         """Raises ModelNotFound for a name that is not served."""
         if name not in self.model_names:
             raise ModelNotFound(name)
-
-    def namespace(self, salt: Hashable) -> Hashable:
-        """Whose prefixes the request being answered shares: those of the same salt, and of the same key if so set."""
-        return f"{caller.get()} {salt or ''}" if self.isolates_keys else salt
 
     def not_ready(self) -> str | None:
         """Why the server should get no new requests; None when it should."""

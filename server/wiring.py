@@ -16,22 +16,22 @@ from config.errors import ConfigError
 from config.settings import SECRETS, Settings
 from config.version import VERSION
 from kvstore.store import KVStore
-from models.sampling import SamplingParams
 from kvstore.tier import U8, HostTier
+from models.sampling import SamplingParams
 from models.sampling_state import SamplingState
 from scheduler.engine import Engine
 from scheduler.journal import StepRecord
 from scheduler.limits import Limits
-from scheduler.request import Request
 from scheduler.recording import Recorder
+from scheduler.request import Request
 from server.app import create_app
 from server.daemon import Daemon
 from server.listen import refusal, url_of
 from server.loading import Model
 from server.metrics import Metrics
 from server.protocol.checks import ServerLimits
-from server.startup import Phases
 from server.saved_cache import SavedCache
+from server.startup import Phases
 from server.state import ServerState
 from server.tokenize import Tokenizing
 
@@ -71,13 +71,13 @@ async def run(
     gc.freeze()
     ready(url_of(bound))
     await daemon.serve(sockets=[bound])
+    if cache is not None:
+        cache.save_at_end()
 
 
 async def first_token(model: Model, settings: Settings) -> None:
     """Take one token through a whole engine. That engine is then thrown away, so that the one which serves starts with
     an empty cache and journal. Raises SchedulerError."""
-    if cache is not None:
-        cache.save_at_end()
     engine = make_engine(model, settings)
     engine.start()
     prompt = np.array(model.tokenizer.tokenizer.encode("Hello").ids or [0], np.int32)
@@ -103,6 +103,7 @@ def make_engine(
         max_sequences=plan.max_num_seqs,
         max_model_len=plan.max_model_len,
         prefix_caching=settings.enable_prefix_caching,
+        tier=None if tier_memory is None else HostTier(tier_memory, plan.page_size),
     )
     limits = Limits(
         max_model_len=plan.max_model_len,
@@ -113,7 +114,6 @@ def make_engine(
         prefix_caching=settings.enable_prefix_caching,
     )
     sampling = SamplingState(plan.max_num_seqs, config.vocab_size, config.eos_token_ids)
-        tier=None if tier_memory is None else HostTier(tier_memory, plan.page_size),
     recorder = None
     if settings.journal_file is not None and on_step is not None:
         try:
