@@ -119,7 +119,7 @@ def check_shape(config: ModelConfig) -> None:
     """Raise KernelError for a shape the kernels have no code for."""
     widths = (config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim)
     if config.num_heads // config.num_kv_heads > 64:
-        raise KernelError(f"the CPU kernels share a key among at most 64 heads, not {config.num_heads // config.num_kv_heads}")
+        raise KernelError("the CPU kernels share a key among at most 64 heads")
     if any(width % 32 for width in widths) or config.head_dim % 16 or config.head_dim > 512:
         raise KernelError(
             f"the CPU kernels need widths in multiples of 32 and heads of 16, not {widths} and {config.head_dim}"
