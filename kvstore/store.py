@@ -168,7 +168,9 @@ class KVStore:
         if slots:
             for block, slot in enumerate(slots, first):
                 self.pools[0].queue_load(slot, self._page(seq, 0, block))
-            seq.cached = (first + len(slots)) * self.page_size
+            end = (first + len(slots)) * self.page_size
+            self._hit_tokens += end - seq.cached
+            seq.cached = end
             self.commit(seq, tokens, seq.cached)
         return seq.computed
 
