@@ -45,7 +45,8 @@ def test_leaving_one_of_two_requests_with_the_same_id_leaves_the_other(server: A
     body = {"model": server.model, "prompt": "One", **GREEDY, "max_tokens": 300, "request_id": "same", "stream": True}
     with ThreadPoolExecutor(1) as pool:
         with server.http.stream("POST", "/v1/completions", json=body, headers={"x-request-id": "same"}) as left:
-            next(left.iter_lines())
+            lines = left.iter_lines()  # the stream ends with this
+            next(lines)
             other = pool.submit(server.post, prompt="Two", **GREEDY, request_id="same")
             server.wait_until(lambda: server.engine.running == 2)
         assert other.result().json()["choices"] == expected

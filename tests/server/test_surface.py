@@ -87,7 +87,8 @@ def test_requests_with_the_same_id_are_two_requests(server: Any) -> None:
     fields = {"max_tokens": 30, "ignore_eos": True, "temperature": 0, "request_id": "same"}
     first = {"model": server.model, "prompt": "One", **fields, "stream": True}
     with server.http.stream("POST", "/v1/completions", json=first, headers={"x-request-id": "same"}) as response:
-        next(response.iter_lines())
+        lines = response.iter_lines()  # the stream ends with this
+        next(lines)
         second = server.post(prompt="Two", **fields)  # while the first runs, and then the first is left
     assert second.json()["usage"]["completion_tokens"] == 30
     assert second.json()["choices"] == server.complete("Two", **fields)["choices"]
