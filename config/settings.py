@@ -161,6 +161,20 @@ class Settings(BaseModel):
     max_logprobs: int = _setting(
         Flag(_HTTP, "N"), "most alternatives a request may ask for beside each token", 20, ge=0
     )
+    tool_call_parser: Literal["auto", "hermes", "llama3_json", "mistral", "pythonic"] = _setting(
+        Flag(_HTTP), "how the model writes calls of functions; auto is what its chat template speaks of", "auto"
+    )
+    reasoning_parser: Literal["auto", "none", "think", "qwen3", "deepseek_r1"] = _setting(
+        Flag(_HTTP),
+        "tell <think> from the answer, as all but none do; auto does for a chat template that speaks of it",
+        "auto",
+    )
+    grammar_timeout: int = _setting(
+        Flag(_HTTP, "SECONDS"), "processor time that compiling one JSON schema or grammar may take", 3, ge=1, le=60
+    )
+    max_grammar_size: SizeBytes = _setting(
+        Flag(_HTTP, "SIZE"), "largest JSON schema or grammar of a request, its functions together", 256 << 10, gt=0
+    )
     strict_fields: bool = _setting(
         Flag(_HTTP), "refuse every unknown request field, not only those that look like a typo", False
     )

@@ -20,13 +20,14 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
-from server.answer import ErrorResponse
+from server.answer import ErrorResponse, json_response
 from server.auth import OPEN_PATHS, KeyGuard
 from server.description import DescribedApplication
 from server.edge import Edge
 from server.errors import APIError, InvalidRequest, MethodNotAllowed, NotFound, field_path, shown
+from server.generation import ClientGone
 from server.routes import cache, chat, completions, health, info, messages, models, responses, tokens
-from server.routes.generating import IGNORED_HEADER
+from server.routes.generating import CLIENT_CLOSED, IGNORED_HEADER
 from server.state import ServerState
 
 # What OpenAI's API has beside what a text model can do.
@@ -56,6 +57,7 @@ def create_app(state: ServerState) -> FastAPI:
         state.tokenizing.warm_up()
         yield
         state.tokenizing.close()
+        await state.grammars.close()
 
     app = DescribedApplication(
         title="Octavo",
@@ -68,6 +70,7 @@ def create_app(state: ServerState) -> FastAPI:
     for module in (completions, chat, responses, messages, tokens, models, health, info, cache):
         app.include_router(module.router(state))
     app.add_exception_handler(APIError, _api_error)
+    app.add_exception_handler(ClientGone, _client_gone)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(RequestValidationError, _bad_query)
     app.add_middleware(
@@ -92,6 +95,11 @@ def create_app(state: ServerState) -> FastAPI:
 async def _api_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, APIError)
     return ErrorResponse(error)
+
+
+async def _client_gone(_: Request, __: Exception) -> Response:
+    """For a client that left before its request got to the engine."""
+    return json_response(b"{}", CLIENT_CLOSED)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

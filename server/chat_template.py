@@ -6,8 +6,9 @@ nothing here runs on the event loop. What a template refuses becomes a 400 in it
 Literal control tokens in contents (`<|im_end|>` typed by a user) are wrapped in markers before rendering, so that
 whoever tokenises the result can tell them from those the template wrote.
 
-Templates that do not speak of a role degrade by these rules: `developer` becomes `system`; a `tool` message becomes a
-`user` message holding `<tool_response>` tags; an assistant's calls become `<tool_call>` tags in its content.
+Templates that do not speak of tools, or of a role, degrade by these rules: tools are listed in the system message (see
+`server.tools.prompt`); `developer` becomes `system`; a `tool` message becomes a `user` message holding
+`<tool_response>` tags; an assistant's calls become `<tool_call>` tags in its content.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 import orjson
 
 from server.errors import InvalidRequest, bounded
+from server.tools.prompt import with_tools
 
 MARK_START, MARK_END = "\U0010fffa", "\U0010fffb"
 MAX_REASON_CHARS = 300
@@ -36,6 +38,7 @@ class ChatTemplate:
         self._control = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
         self._knows_developer = "developer" in source
         self._knows_tools = "tool" in source
+        self._lists_tools = re.search(r"\btools\b", source) is not None
 
     def warm_up(self) -> None:
         """Import the renderer and compile the template, so that the first chat does not wait for it."""
@@ -47,18 +50,22 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool,
         continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         documents: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt text. Control tokens in `messages`, `documents` and `variables` are wrapped in markers.
+        """The prompt text. Control tokens in `messages`, `tools`, `documents` and `variables` are wrapped in markers.
 
         Raises InvalidRequest when the template refuses the conversation.
         """
-        conversation = self._marked([message for turn in messages for message in [self._degraded(turn)]])
+        if tools and not self._lists_tools:
+            messages, tools = with_tools(messages, tools), None
+        conversation = self._marked([self._degraded(message) for message in messages])
         names = {**self._named_tokens, **self._marked(dict(variables or {}))}
         try:
             rendered, _ = _renderer().render_jinja_template(
                 [conversation],
+                tools=self._marked(list(tools)) if tools else None,
                 documents=self._marked(list(documents)) if documents else None,
                 chat_template=self._source,
                 add_generation_prompt=add_generation_prompt,
@@ -91,7 +98,7 @@ class ChatTemplate:
             value = value.replace(MARK_START, "").replace(MARK_END, "")
             return self._control.sub(f"{MARK_START}\\g<0>{MARK_END}", value)
         if isinstance(value, dict):
-            return {key: self._marked(item) for key, item in value.items()}
+            return {self._marked(key): self._marked(item) for key, item in value.items()}
         return [self._marked(item) for item in value] if isinstance(value, list) else value
 
 

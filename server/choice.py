@@ -10,12 +10,15 @@ Owned by the task that answers the request. Knows nothing of JSON.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from scheduler.stream import TokenLogprob, Update
 from server.detokenize import Detokenizer
+from server.message import MessageParser
 from server.stops import StopMatcher
+from server.tools.parts import Part, joined
 
 
 class TokenRecord(NamedTuple):
@@ -34,6 +37,7 @@ class Delta(NamedTuple):
     tokens: list[int]
     finish_reason: str | None
     stop: str | int | None = None  # the stop string or the client's own stop token that ended it
+    parts: list[Part] | None = None  # what it is made of, when it is more than text; `text` is then only the text in it
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,8 @@ class TextOptions:
     min_tokens: int = 0
     stop_token_ids: frozenset[int] = frozenset()
     logprobs: bool = False
+    shown: frozenset[int] = frozenset()  # special tokens that are text all the same
+    parser: Callable[[], MessageParser] | None = None  # for each choice; None when an answer is only text
 
 
 class Choice:
@@ -57,26 +63,32 @@ class Choice:
         "_length",
         "_matcher",
         "_options",
+        "_parser",
         "_pending",
         "_released",
+        "calls",
         "completion_tokens",
         "echoed",
         "finish_reason",
         "index",
         "logprob_sum",
+        "reasoning_tokens",
         "started",
     )
 
     def __init__(self, index: int, options: TextOptions, detokenizer: Detokenizer, start: int = 0) -> None:
         self.index = index
         self.completion_tokens = 0
+        self.reasoning_tokens = 0
         self.logprob_sum = 0.0
         self.finish_reason: str | None = None
         self.echoed = False  # whether its prompt was put before it
         self.started = False  # whether anything of it was sent
+        self.calls = 0  # of functions, that were sent
         self._options = options
         self._detokenizer = detokenizer
         self._matcher = StopMatcher(options.stops) if options.stops else None
+        self._parser = options.parser() if options.parser else None
         self._length = start  # characters the tokens so far stand for
         self._released = start  # characters let out
         self._pending: deque[TokenRecord] = deque()
@@ -84,7 +96,8 @@ class Choice:
     def take(self, update: Update) -> Delta:
         """Add an update. After a delta with a finish reason there is nothing more to take."""
         pieces: list[str] = []
-        taken = 0
+        parts: list[Part] = []
+        taken = parsed = 0
         stop: str | int | None = None
         for position, token in enumerate(update.tokens):
             taken += 1
@@ -92,18 +105,35 @@ class Choice:
             if update.logprobs is not None:
                 self._note(token, update.logprobs[position])
             stop = self._add(self._detokenizer.feed(token), pieces)
+            if self._parser is not None:
+                parts += self._parse(self._parser, "".join(pieces[parsed:]))
+                parsed = len(pieces)
             if stop is not None:
                 self.finish_reason = "stop"
                 break
         if self.finish_reason is None and update.finish_reason is not None:
             stop = self._finish(update, pieces)
-        records = self._due()
-        return Delta("".join(pieces), records, list(update.tokens[:taken]), self.finish_reason, stop)
+        records, tokens = self._due(), list(update.tokens[:taken])
+        if self._parser is None:
+            return Delta("".join(pieces), records, tokens, self.finish_reason, stop)
+        parts += self._parser.feed("".join(pieces[parsed:]))
+        if self.finish_reason is not None:
+            parts += self._parser.finish()
+            self.finish_reason = self._parser.reason(self.finish_reason)
+        text = "".join([part.text for part in parts if part.kind == "text"])
+        return Delta(text, records, tokens, self.finish_reason, stop, joined(parts))
 
     @property
     def mean_logprob(self) -> float:
         """Per token; what best_of goes by."""
         return self.logprob_sum / max(1, self.completion_tokens)
+
+    def _parse(self, parser: MessageParser, text: str) -> list[Part]:
+        """What a token's text gave. A token belongs to a thought that was open before it or is after it."""
+        thinking = parser.thinking
+        parts = parser.feed(text)
+        self.reasoning_tokens += thinking or parser.thinking
+        return parts
 
     def _note(self, token: int, logprob: TokenLogprob) -> None:
         self.logprob_sum += logprob.logprob

@@ -7,9 +7,11 @@ wire.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from pydantic import ValidationError
+from starlette.types import Receive
 
 from scheduler.request import Request as EngineRequest
 from server.errors import from_validation
@@ -17,9 +19,13 @@ from server.generation import Echo, Generation
 from server.intake import LengthPolicy, engine_request, sampling_params
 from server.protocol.chat import ChatCompletionRequest
 from server.protocol.checks import check_chat, check_names
+from server.protocol.tools import tool_choice
 from server.routes.generating import bad_words, generation, text_options
+from server.shaping import form_of
 from server.state import ServerState
+from server.structured.waiting import compiled
 from server.tokenize import Tokenizing
+from server.tools.definitions import ToolChoice
 
 
 def chat_request(body: dict[str, Any]) -> ChatCompletionRequest:
@@ -34,7 +40,8 @@ def chat_request(body: dict[str, Any]) -> ChatCompletionRequest:
 async def prompt_of(state: ServerState, fields: ChatCompletionRequest) -> list[int]:
     """The ids of the conversation. Raises InvalidRequest for fields that cannot be, and what the template refuses."""
     check_chat(fields, state.limits)
-    return await state.tokenizing.run(_tokenised, state.tokenizing, fields)
+    shown = [] if _choice(fields) is None else [tool.model_dump(exclude_none=True) for tool in fields.tools or ()]
+    return await state.tokenizing.run(_tokenised, state.tokenizing, fields, shown)
 
 
 async def request_of(
@@ -59,16 +66,28 @@ async def request_of(
 
 
 async def begin(
-    state: ServerState, fields: ChatCompletionRequest, prompt: list[int], request_id: str, arrival: float
+    state: ServerState,
+    fields: ChatCompletionRequest,
+    prompt: list[int],
+    request_id: str,
+    arrival: float,
+    receive: Receive,
 ) -> tuple[Generation, Sequence[Echo]]:
-    """Hand the conversation to the engine. Raises an APIError when it is refused."""
+    """Hand the conversation to the engine. Raises an APIError when it is refused, and ClientGone."""
     work = await request_of(state, fields, prompt, request_id, arrival)
+    form = form_of(state, fields, _choice(fields), work.prompt.tolist())
+    work = replace(work, constraint=await compiled(state.grammars, form.grammar, receive))
     echoes = [] if fields.prompt_logprobs is None else [Echo(None, work.prompt.tolist(), scored=True)]
-    return generation(state, [work], text_options(fields, logprobs=bool(fields.logprobs)), echoes), echoes
+    options = text_options(fields, logprobs=bool(fields.logprobs))
+    return generation(state, [work], replace(options, parser=form.parser, shown=form.shown), echoes), echoes
 
 
-def _tokenised(tokenizing: Tokenizing, fields: ChatCompletionRequest) -> list[int]:
-    """Runs in a worker thread."""
+def _choice(fields: ChatCompletionRequest) -> ToolChoice | None:
+    return tool_choice(fields.tools, fields.tool_choice, fields.parallel_tool_calls)
+
+
+def _tokenised(tokenizing: Tokenizing, fields: ChatCompletionRequest, tools: list[dict[str, Any]]) -> list[int]:
+    """Runs in a worker thread. A model that may not call is not told of the tools."""
     variables: dict[str, Any] = dict(fields.chat_template_kwargs or {})
     if fields.reasoning_effort is not None:
         variables.setdefault("reasoning_effort", fields.reasoning_effort)
@@ -77,6 +96,7 @@ def _tokenised(tokenizing: Tokenizing, fields: ChatCompletionRequest) -> list[in
         [message.for_template() for message in fields.messages],
         add_generation_prompt=not continues if fields.add_generation_prompt is None else fields.add_generation_prompt,
         continue_final_message=continues,
+        tools=tools,
         documents=fields.documents,
         variables=variables,
         add_special_tokens=bool(fields.add_special_tokens),

@@ -42,13 +42,11 @@ class Detokenizer(Protocol):
 class TokenTable(dict[int, bytes]):
     """The bytes of each token id, filled as ids are met. Ids without a token (padding of the embedding) have none."""
 
-    def __init__(
-        self, tokenizer: Tokenizer, special_ids: frozenset[int], *, skip_special: bool, byte_level: bool
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, skipped: frozenset[int], *, byte_level: bool) -> None:
         super().__init__()
         self._tokenizer = tokenizer
         self._added = {id: token.content for id, token in tokenizer.get_added_tokens_decoder().items()}
-        self._skipped = special_ids if skip_special else frozenset()
+        self._skipped = skipped
         self._byte_level = byte_level
 
     def __missing__(self, token_id: int) -> bytes:
@@ -114,18 +112,27 @@ class Decoding:
         self._tokenizer = tokenizer
         added: dict[int, Any] = tokenizer.get_added_tokens_decoder()
         self.special_ids = frozenset(id for id, token in added.items() if token.special)
-        kind = _kind_of(tokenizer)
-        self._streamed = kind == "other"
-        self._tables = {
-            skip: TokenTable(tokenizer, self.special_ids, skip_special=skip, byte_level=kind == "byte_level")
-            for skip in (False, True)
-        }
+        self._kind = _kind_of(tokenizer)
+        self._streamed = self._kind == "other"
+        self._tables: dict[frozenset[int], TokenTable] = {}  # by the tokens that are skipped
 
-    def detokenizer(self, skip_special: bool) -> Detokenizer:
-        """For one new sequence of tokens."""
+    def detokenizer(self, skip_special: bool, shown: frozenset[int] = frozenset()) -> Detokenizer:
+        """For one new sequence of tokens. `shown` are special tokens that are not skipped."""
         if self._streamed:
-            return StreamDetokenizer(self._tokenizer, skip_special)
-        return ByteDetokenizer(self._tables[skip_special])
+            return StreamDetokenizer(self._tokenizer, skip_special and not shown)
+        return ByteDetokenizer(self._table(self.special_ids - shown if skip_special else frozenset()))
+
+    def ids_of(self, texts: Iterable[str]) -> dict[str, int]:
+        """The texts that are special tokens, with their ids."""
+        found = {text: self._tokenizer.token_to_id(text) for text in texts}
+        return {text: id for text, id in found.items() if id in self.special_ids}
+
+    def _table(self, skipped: frozenset[int]) -> TokenTable:
+        table = self._tables.get(skipped)
+        if table is None:
+            table = TokenTable(self._tokenizer, skipped, byte_level=self._kind == "byte_level")
+            self._tables[skipped] = table
+        return table
 
     def text_of(self, tokens: Iterable[int], skip_special: bool) -> str:
         """The text of a whole sequence."""
@@ -136,7 +143,7 @@ class Decoding:
         """The true bytes of one token; a special token's are its name."""
         if self._streamed:
             return str(self._tokenizer.decode([token], skip_special_tokens=False)).encode()
-        return self._tables[False][token]
+        return self._table(frozenset())[token]
 
 
 @cache

@@ -17,7 +17,7 @@ from scheduler.request import Request
 from scheduler.stream import RequestStream, TokenLogprob, Update
 from server.choice import Choice, Delta, TextOptions, TokenRecord
 from server.detokenize import Decoding
-from server.errors import APIError, ContextOverflow, InternalError, Overloaded, Unavailable
+from server.errors import APIError, ContextOverflow, InternalError, InvalidRequest, Overloaded, Unavailable
 
 if TYPE_CHECKING:
     from scheduler.engine import Engine
@@ -93,7 +93,9 @@ class Generation:
             raise refusal(error) from error
         starts = [len(echo.text or "") for echo in echoes] or [0] * len(requests)
         self.choices = [
-            Choice(number, options, decoding.detokenizer(options.skip_special), starts[number // self._n])
+            Choice(
+                number, options, decoding.detokenizer(options.skip_special, options.shown), starts[number // self._n]
+            )
             for number in range(self._open)
         ]
 
@@ -105,6 +107,10 @@ class Generation:
     @property
     def completion_tokens(self) -> int:
         return sum(choice.completion_tokens for choice in self.choices)
+
+    @property
+    def reasoning_tokens(self) -> int:
+        return sum(choice.reasoning_tokens for choice in self.choices)
 
     @property
     def cached_tokens(self) -> int:
@@ -276,6 +282,8 @@ def failure(error: engine_errors.SchedulerError) -> APIError:
     """What became of an accepted request, as a client sees it."""
     if isinstance(error, engine_errors.Interrupted):
         return Unavailable("The server stopped before the answer was complete.")
+    if isinstance(error, engine_errors.ConstraintFailed | engine_errors.NothingAllowed):
+        return InvalidRequest(f"The answer could not be kept to the format that was asked for: {error}.")
     if isinstance(error, engine_errors.NonFiniteLogits):
         return InternalError("The model's output for this request was not a number.")
     if isinstance(error, engine_errors.OutOfPages):

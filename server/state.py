@@ -13,7 +13,9 @@ from server.auth import caller
 from server.errors import ModelNotFound
 from server.metrics import Metrics
 from server.protocol.checks import ServerLimits
+from server.structured.compiler import GrammarCompiler
 from server.tokenize import Tokenizing
+from server.tools.formats import FORMATS, CallFormat
 
 if TYPE_CHECKING:
     from scheduler.engine import Engine
@@ -32,6 +34,7 @@ class ServerState:
     limits: ServerLimits
     model_names: Sequence[str]  # the first is the one that owns the others
     version: str
+    grammars: GrammarCompiler
     info: Mapping[str, Any] = field(default_factory=dict)  # what GET /info shows
     api_keys: Sequence[str] = ()  # none: everybody may
     admin_keys: Sequence[str] = ()  # none: nobody may do what they are for
@@ -39,6 +42,8 @@ class ServerState:
     saved_cache: SavedCache | None = None  # where the prefix cache is kept across restarts
     open_metrics: bool = False  # GET /metrics without a key
     allowed_origins: Sequence[str] = ()  # of web pages that may call; none: no page may
+    call_format: CallFormat = FORMATS["hermes"]  # how the model writes calls
+    splits_reasoning: bool = False  # whether thoughts are told from answers
     max_body_bytes: int = DEFAULT_BODY_BYTES
     stall_seconds: float = 60.0  # without a finished step while there is work, after which `/ready` turns red
     keep_alive_seconds: float = 15.0  # of silence in a stream, after which a comment is sent

@@ -91,6 +91,7 @@ class Tokenizing:
         *,
         add_generation_prompt: bool,
         continue_final_message: bool,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         documents: Sequence[Mapping[str, Any]] | None,
         variables: Mapping[str, Any] | None,
         add_special_tokens: bool,
@@ -107,6 +108,7 @@ class Tokenizing:
             messages,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
+            tools=tools,
             documents=documents,
             variables=variables,
         )

@@ -9,6 +9,7 @@ import gc
 import json
 import socket
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -30,10 +31,14 @@ from server.listen import refusal, url_of
 from server.loading import Model
 from server.metrics import Metrics
 from server.protocol.checks import ServerLimits
+from server.reasoning import CLOSING
 from server.saved_cache import SavedCache
 from server.startup import Phases
 from server.state import ServerState
+from server.structured.compiler import GrammarCompiler, GrammarLimits
+from server.structured.vocabulary import Vocabulary
 from server.tokenize import Tokenizing
+from server.tools.formats import FORMATS, taught_by
 
 BACKLOG = 2048  # connections that wait to be accepted
 
@@ -134,17 +139,29 @@ def _state(
 ) -> ServerState:
     """Everything that the routes share."""
     plan, tokenizer = model.plan, model.tokenizer
+    config = model.runner.config
+    source = template or tokenizer.chat_template
+    tokenizing = Tokenizing(
+        tokenizer.tokenizer,
+        max_model_len=plan.max_model_len,
+        chat_template=source,
+        named_tokens=tokenizer.special_tokens,
+    )
+    vocabulary = partial(Vocabulary, tokenizer.tokenizer, tokenizing.decoding, config.vocab_size, config.eos_token_ids)
     return ServerState(
         engine=engine,
-        tokenizing=Tokenizing(
-            tokenizer.tokenizer,
-            max_model_len=plan.max_model_len,
-            chat_template=template or tokenizer.chat_template,
-            named_tokens=tokenizer.special_tokens,
+        tokenizing=tokenizing,
+        grammars=GrammarCompiler(
+            vocabulary,
+            GrammarLimits(max_size_bytes=settings.max_grammar_size, cpu_seconds=settings.grammar_timeout),
+        ),
+        call_format=taught_by(source) if settings.tool_call_parser == "auto" else FORMATS[settings.tool_call_parser],
+        splits_reasoning=(
+            CLOSING in (source or "") if settings.reasoning_parser == "auto" else settings.reasoning_parser != "none"
         ),
         metrics=metrics,
         limits=ServerLimits(
-            vocab_size=model.runner.config.vocab_size,
+            vocab_size=config.vocab_size,
             max_model_len=plan.max_model_len,
             max_logprobs=settings.max_logprobs,
             strict_fields=settings.strict_fields,

@@ -7,12 +7,12 @@ Every failure is an InvalidRequest whose `param` names the field. Pure functions
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from server.errors import MAX_SHOWN_CHARS, InvalidRequest, UnsupportedField, bounded, shown
-from server.protocol.chat import ChatCompletionRequest
+from server.protocol.chat import ChatCompletionRequest, Message
 from server.protocol.completions import CompletionRequest
 from server.protocol.fields import Fields, GenerationFields
 from server.protocol.messages import CountTokensRequest
@@ -52,7 +52,6 @@ class Refusal:
 
 
 _COMMON = {
-    "structured_outputs": Refusal("constrained decoding is not served yet"),
     "use_beam_search": Refusal("beam search is not served", (None, False)),
     "length_penalty": Refusal("beam search is not served", (None, 1, 1.0)),
     "spaces_between_special_tokens": Refusal("special tokens are joined as they are", (None, True)),
@@ -64,20 +63,17 @@ _COMMON = {
     "thinking_token_budget": Refusal("it is not served"),
     "return_tokens_as_token_ids": Refusal("use return_token_ids", (None, False)),
     "logits_processors": Refusal("code is not taken from clients", (None, [])),
-    "guided_json": Refusal("constrained decoding is not served yet"),
-    "guided_regex": Refusal("constrained decoding is not served yet"),
-    "guided_choice": Refusal("constrained decoding is not served yet"),
-    "guided_grammar": Refusal("constrained decoding is not served yet"),
+    "guided_json": Refusal("use structured_outputs.json"),
+    "guided_regex": Refusal("use structured_outputs.regex"),
+    "guided_choice": Refusal("use structured_outputs.choice"),
+    "guided_grammar": Refusal("use structured_outputs.grammar"),
 }
 REFUSED: dict[type[Fields], Mapping[str, Refusal]] = {
     CompletionRequest: _COMMON | {"suffix": Refusal("text is only continued, not filled in", (None, ""))},
     ChatCompletionRequest: _COMMON
     | {
-        "tools": Refusal("tool calling is not served yet", (None, [])),
-        "tool_choice": Refusal("tool calling is not served yet", (None, "none")),
-        "parallel_tool_calls": Refusal("it is only allowed with tools"),
-        "functions": Refusal("tool calling is not served yet", (None, [])),
-        "function_call": Refusal("tool calling is not served yet", (None, "none")),
+        "functions": Refusal("use tools", (None, [])),
+        "function_call": Refusal("use tool_choice", (None, "none")),
         "audio": Refusal("this is a text model"),
         "prediction": Refusal("predicted outputs are not served"),
         "web_search_options": Refusal("there is no web search"),
@@ -86,7 +82,6 @@ REFUSED: dict[type[Fields], Mapping[str, Refusal]] = {
         "moderation": Refusal("there is no moderation"),
         "prompt_cache_retention": Refusal("prefixes stay cached as long as there is room"),
         "prompt_cache_options": Refusal("prefixes are cached without being asked"),
-        "include_reasoning": Refusal("reasoning is not split from the answer yet", (None, True)),
         "chat_template": Refusal("templates are not taken from clients"),
         "echo": Refusal("chat answers hold only the answer", (None, False)),
         "best_of": Refusal("it is a field of /v1/completions", (None,)),
@@ -171,8 +166,10 @@ def check_common(request: GenerationFields, limits: ServerLimits) -> None:
         raise UnsupportedField("'priority' needs a server with --scheduling-policy priority.", param="priority")
     if request.truncate_prompt_tokens == 0:
         raise InvalidRequest("'truncate_prompt_tokens' must be at least 1, or -1.", param="truncate_prompt_tokens")
-    if request.response_format is not None and request.response_format.get("type") != "text":
-        raise UnsupportedField("'response_format' is not supported except for text yet.", param="response_format")
+    if request.structured_outputs is not None and request.allowed_token_ids is not None:
+        raise InvalidRequest(
+            "'allowed_token_ids' and 'structured_outputs' exclude each other.", param="allowed_token_ids"
+        )
     if request.request_id is not None and not printable(request.request_id):
         raise InvalidRequest("'request_id' must be printable ASCII.", param="request_id")
 
@@ -198,6 +195,7 @@ def check_completion(request: CompletionRequest, limits: ServerLimits) -> None:
 def check_chat(request: ChatCompletionRequest, limits: ServerLimits) -> None:
     """The rules of /v1/chat/completions."""
     check_common(request, limits)
+    check_calls(request.messages)
     for index, message in enumerate(request.messages):
         _check_message_content(index, message.content is None and not message.tool_calls and not message.refusal)
     if request.top_logprobs is not None:
@@ -229,6 +227,22 @@ def _check_message_content(index: int, missing: bool) -> None:
     if missing:
         param = f"messages[{index}].content"
         raise InvalidRequest(f"'{param}' is required.", param=param, code="missing_required_parameter")
+
+
+def check_calls(messages: Sequence[Message]) -> None:
+    """A tool's result has to answer a call made before it; without an id it is taken to answer the calls in turn."""
+    calls: set[str | None] | None = None
+    for index, message in enumerate(messages):
+        if message.tool_calls:
+            calls = {None, *(calls or ()), *(call.id for call in message.tool_calls)}
+        if message.role != "tool":
+            continue
+        if calls is None:
+            param = f"messages[{index}].role"
+            raise InvalidRequest(f"'{param}' is 'tool', and no message before it has 'tool_calls'.", param=param)
+        if message.tool_call_id not in calls:
+            param = f"messages[{index}].tool_call_id"
+            raise InvalidRequest(f"'{param}' is {shown(message.tool_call_id)}, which no call has.", param=param)
 
 
 def check_ids(ids: Collection[int], field: str, limits: ServerLimits) -> None:

@@ -59,6 +59,7 @@ class BlockWriter(ABC):
         self.finish_reason: str | None = None
         self.stop: str | int | None = None
         self.work: Generation | None = None  # while it is not finished
+        self._records: list[TokenRecord] = []  # whose text is held back
 
     def events(self, generation: Generation, _: Choice, delta: Delta) -> bytes:
         """The events of a delta, as they are sent."""
@@ -75,7 +76,7 @@ class BlockWriter(ABC):
         if self.work is None:
             self.work = generation
             yield from self.begun(generation)
-        for piece in _pieces(delta):
+        for piece in self._pieces(delta):
             block = self.blocks[-1] if self.blocks else None
             if block is None or block.kind != piece.kind or piece.name:
                 yield from self._close()
@@ -90,6 +91,17 @@ class BlockWriter(ABC):
             self.finish_reason, self.stop = delta.finish_reason, delta.stop
             yield from self._close()
             yield from self.ended(generation)
+
+    def _pieces(self, delta: Delta) -> Iterator[Piece]:
+        """The parts of a delta. Logprobs go with the text that follows them, those of thoughts and calls nowhere."""
+        if delta.parts is None:
+            if delta.text or delta.records:
+                yield Piece("text", delta.text, delta.records)
+            return
+        self._records += delta.records
+        for part in delta.parts:
+            yield Piece(part.kind, part.text, self._records if part.kind == "text" else [], part.call_id, part.name)
+            self._records = []
 
     def _open(self, piece: Piece) -> Generator[Event, None, Block]:
         block = Block(piece.kind, len(self.blocks), piece.call_id, piece.name)
@@ -120,8 +132,3 @@ class BlockWriter(ABC):
     @abstractmethod
     def error(self, error: APIError) -> bytes:
         """The last events of a stream that breaks."""
-
-
-def _pieces(delta: Delta) -> Iterator[Piece]:
-    if delta.text or delta.records:
-        yield Piece("text", delta.text, delta.records)

@@ -14,6 +14,7 @@ from server.protocol.fields import StreamOptions
 from server.replies.chunks import ChunkWriter
 from server.replies.head import Collected, Head
 from server.replies.logprobs import LogprobShapes
+from server.tools.parts import Part
 
 OBJECT = "chat.completion"
 CHUNK_OBJECT = "chat.completion.chunk"
@@ -46,9 +47,10 @@ class ChatChunks(ChunkWriter):
         bodies = []
         first = not choice.started
         ended = delta.finish_reason is not None
-        if delta.text or delta.records or (self._shape.prompt and delta.tokens) or (first and ended):
+        says = delta.text or delta.parts
+        if says or delta.records or (self._shape.prompt and delta.tokens) or (first and ended):
             choice.started = True
-            if self._plain and not first:
+            if self._plain and not first and delta.parts is None:
                 text = orjson.dumps(delta.text)
                 bodies.append(
                     b'{"index":%d,"delta":{"content":%b},"logprobs":null,"finish_reason":null}' % (choice.index, text)
@@ -63,7 +65,11 @@ class ChatChunks(ChunkWriter):
         return bodies
 
     def _body(self, choice: Choice, delta: Delta, first: bool) -> dict[str, Any]:
-        content = {"content": delta.text} if delta.text or first else {}
+        content: dict[str, Any] = {"content": delta.text} if delta.text or first else {}
+        if delta.parts:
+            if first and not delta.text:
+                content["content"] = None
+            content |= _beside_text(delta.parts, choice)
         body: dict[str, Any] = {
             "index": choice.index,
             "delta": {"role": "assistant", **content} if first else content,
@@ -89,9 +95,12 @@ def chat_body(head: Head, generation: Generation, answers: Sequence[Collected], 
 
 
 def _choice(index: int, delta: Delta, shape: ChatShape) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": delta.text, "refusal": None}
+    if delta.parts is not None:
+        message |= _whole_message(delta.parts)
     body: dict[str, Any] = {
         "index": index,
-        "message": {"role": "assistant", "content": delta.text, "refusal": None},
+        "message": message,
         "logprobs": shape.logprobs_of(delta),
         "finish_reason": delta.finish_reason,
     }
@@ -100,3 +109,46 @@ def _choice(index: int, delta: Delta, shape: ChatShape) -> dict[str, Any]:
     if shape.prompt is not None:
         body["token_ids"] = delta.tokens
     return body
+
+
+def _beside_text(parts: Sequence[Part], choice: Choice) -> dict[str, Any]:
+    """What a chunk says beside text: one entry for each call it adds to, with id and name in the call's first."""
+    fields: dict[str, Any] = {}
+    thoughts = "".join([part.text for part in parts if part.kind == "reasoning"])
+    if thoughts:
+        fields["reasoning_content"] = thoughts
+    calls: list[dict[str, Any]] = []
+    for part in parts:
+        if part.kind != "call":
+            continue
+        if part.name:
+            choice.calls += 1
+            function = {"name": part.name, "arguments": part.text}
+            calls.append({"index": choice.calls - 1, "id": part.call_id, "type": "function", "function": function})
+        elif calls:
+            calls[-1]["function"]["arguments"] += part.text
+        else:
+            calls.append({"index": choice.calls - 1, "function": {"arguments": part.text}})
+    if calls:
+        fields["tool_calls"] = calls
+    return fields
+
+
+def _whole_message(parts: Sequence[Part]) -> dict[str, Any]:
+    """Thoughts and calls of a whole answer. With calls and no text, the content is null."""
+    fields: dict[str, Any] = {}
+    thoughts = "".join([part.text for part in parts if part.kind == "reasoning"])
+    if thoughts:
+        fields["reasoning_content"] = thoughts
+    calls: list[dict[str, Any]] = []
+    for part in parts:
+        if part.kind == "call" and part.name:
+            function = {"name": part.name, "arguments": part.text}
+            calls.append({"id": part.call_id, "type": "function", "function": function})
+        elif part.kind == "call":
+            calls[-1]["function"]["arguments"] += part.text
+    if calls:
+        fields["tool_calls"] = calls
+        if not any(part.kind == "text" for part in parts):
+            fields["content"] = None
+    return fields

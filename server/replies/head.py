@@ -9,6 +9,7 @@ from typing import Any
 
 from server.choice import Delta, TokenRecord
 from server.generation import Generation
+from server.tools.parts import Part, joined
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,17 +46,20 @@ class Collected:
     tokens: list[int] = field(default_factory=list)
     finish_reason: str | None = None
     stop: str | int | None = None
+    parts: list[Part] | None = None
 
     def add(self, delta: Delta) -> None:
         self.text.append(delta.text)
         self.records += delta.records
         self.tokens += delta.tokens
+        if delta.parts is not None:
+            self.parts = joined([*(self.parts or ()), *delta.parts])
         if delta.finish_reason is not None:
             self.finish_reason, self.stop = delta.finish_reason, delta.stop
 
     def delta(self) -> Delta:
         """All of it as one."""
-        return Delta("".join(self.text), self.records, self.tokens, self.finish_reason, self.stop)
+        return Delta("".join(self.text), self.records, self.tokens, self.finish_reason, self.stop, self.parts)
 
 
 def new_id(prefix: str, separator: str = "-") -> str:
@@ -72,7 +76,7 @@ def usage_of(generation: Generation) -> dict[str, Any]:
         "total_tokens": prompt_tokens + completion_tokens,
         "prompt_tokens_details": {"cached_tokens": generation.cached_tokens},
         "completion_tokens_details": {
-            "reasoning_tokens": 0,
+            "reasoning_tokens": generation.reasoning_tokens,
             "accepted_prediction_tokens": 0,
             "rejected_prediction_tokens": 0,
         },

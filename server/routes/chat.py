@@ -29,7 +29,7 @@ def router(state: ServerState) -> APIRouter:
         arrival = state.clock()
         fields, headers = await parsed(request, state, ChatCompletionRequest)
         head = Head(new_id("chatcmpl"), fields.model, state.system_fingerprint, bool(fields.timings))
-        work, echoes = await begin(state, fields, await prompt_of(state, fields), head.id, arrival)
+        work, echoes = await begin(state, fields, await prompt_of(state, fields), head.id, arrival, request.receive)
         shape = _shape(state, fields, work, echoes)
         if fields.stream:
             writer = ChatChunks(head, fields.stream_options, shape)

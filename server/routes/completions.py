@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
@@ -11,12 +13,14 @@ from server.generation import Echo
 from server.intake import DEFAULT_COMPLETION_TOKENS, LengthPolicy, engine_request, sampling_params
 from server.protocol.checks import check_completion
 from server.protocol.completions import CompletionRequest
+from server.protocol.structured import grammar_of
 from server.replies.completion import CompletionChunks, CompletionShape, completion_body
 from server.replies.head import Head, new_id
 from server.replies.logprobs import LogprobShapes
 from server.routes.generating import all_of, bad_words, body_of, generation, parsed, prompt_scores, text_options
 from server.state import ServerState
 from server.streaming import EventStream
+from server.structured.waiting import compiled
 from server.tokenize import Tokenizing
 
 
@@ -31,6 +35,9 @@ def router(state: ServerState) -> APIRouter:
         prompts = await state.tokenizing.run(_tokenised, state.tokenizing, fields)
         head = Head(new_id("cmpl"), fields.model, state.system_fingerprint, bool(fields.timings))
         requests = _requests(state, fields, head, prompts, await bad_words(state, fields), arrival)
+        grammar = grammar_of(fields.response_format, fields.structured_outputs)
+        constraint = await compiled(state.grammars, grammar, request.receive)
+        requests = [replace(work, constraint=constraint) for work in requests]
         options = text_options(fields, logprobs=fields.logprobs is not None)
         echoes = _echoes(state, fields, requests)
         work = generation(state, requests, options, echoes)

@@ -28,7 +28,7 @@ def router(state: ServerState) -> APIRouter:
         message_id = new_id("msg", "_")
         with renaming(RENAMED):
             chat = chat_request(chat_of(fields, body))
-            work, _ = await begin(state, chat, await prompt_of(state, chat), message_id, arrival)
+            work, _ = await begin(state, chat, await prompt_of(state, chat), message_id, arrival, request.receive)
         writer = MessageWriter(message_id, fields.model, request.state.request_id)
         if fields.stream:
             return EventStream(work, writer, state.keep_alive_seconds, headers)

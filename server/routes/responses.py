@@ -48,7 +48,7 @@ def router(state: ServerState) -> APIRouter:
         fields, headers, chat, messages = await read(request)
         response_id = new_id("resp", "_")
         with renaming(RENAMED):
-            work, _ = await begin(state, chat, await prompt_of(state, chat), response_id, arrival)
+            work, _ = await begin(state, chat, await prompt_of(state, chat), response_id, arrival, request.receive)
         logprobs = None
         if fields.wants_logprobs:
             skip_special = fields.skip_special_tokens is not False

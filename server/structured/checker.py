@@ -8,7 +8,7 @@ killed. What passes is compiled again by the daemon, and takes no more there.
            ◀─stdout──              ◀──pipe── its verdict, or nothing when a limit killed it
 
 One JSON object a line. The first line in is the vocabulary and the limits: `{"tokens": [latin-1 strings], "special":
-[ids], "eos": [ids], "cpu_seconds", "memory_bytes"}`. Then jobs, `{"id", "rules", "foreign"}`, and `{"cancel": id}`. Out
+[ids], "eos": [ids], "cpu_seconds", "memory_bytes"}`. Then jobs, `{"id", "text", "foreign"}`, and `{"cancel": id}`. Out
 come `{"id", "grammar", "error", "limit", "cpu_seconds", "grown_bytes"}`: `limit` is "time" or "memory" when that was
 what stopped it. Most grammars take a millisecond; of those that take longer only SLOW_CHILDREN run at a time, and the
 others are held, so that a quick one never waits behind them.
@@ -167,7 +167,7 @@ class Checker:
         from llguidance import LLMatcher
         from llguidance.gbnf_to_lark import any_to_lark
 
-        grammar = job["rules"]
+        grammar = job["text"]
         if job["foreign"] is not None:
             try:
                 foreign = any_to_lark(job["foreign"])

@@ -65,7 +65,7 @@ class CheckerProcess:
     def alive(self) -> bool:
         return not self._reader.done()
 
-    async def check(self, rules: str, foreign: str | None) -> Verdict:
+    async def check(self, text: str, foreign: str | None) -> Verdict:
         """Compile a grammar there. Cancelling this kills the compilation. Raises CheckerEnded."""
         if self._reader.done():
             raise CheckerEnded
@@ -73,7 +73,7 @@ class CheckerProcess:
         future: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
         self._waiting[number] = future
         try:
-            self._send({"id": number, "rules": rules, "foreign": foreign})
+            self._send({"id": number, "text": text, "foreign": foreign})
             return await future
         except asyncio.CancelledError:
             self._send({"cancel": number})

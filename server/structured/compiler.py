@@ -96,7 +96,7 @@ class GrammarCompiler:
         if grammar.size_bytes > limit:
             message = f"'{grammar.field}' makes a grammar of {grammar.size_bytes} bytes, and at most {limit} are taken."
             raise InvalidRequest(message, param=grammar.field, code="grammar_too_complex")
-        key = (grammar.rules, grammar.foreign)
+        key = (grammar.text, grammar.foreign)
         outcome = self._kept.get(key)
         if outcome is None or (isinstance(outcome, Prototype) and outcome.worn):
             outcome = await self._wait_for(key)

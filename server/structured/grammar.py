@@ -14,24 +14,34 @@ import orjson
 
 # At most twelve characters between two tokens of JSON.
 WHITESPACE = r" ?|\n[ \t]{0,11}"
-ANSWER = "answer"  # the rule that a grammar's own text is, when something may come before it
 
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """`rules` of Lark, the first of them `start`; `field` is where the client gave it, for messages.
+    """What an answer must be: `start` is the right side of the first rule, `rules` are the others.
 
-    `foreign` is a whole grammar in the client's own words, Lark or GBNF, which is what ANSWER stands for in `rules`;
-    without rules it is everything.
+    With `foreign`, a whole grammar in the client's own words, Lark or GBNF, `rules` end where it is to be put in
+    braces; without a start it is everything. `field` is where the client gave it, for messages.
     """
 
-    rules: str
+    start: str
     field: str
+    rules: str = ""
     foreign: str | None = None
 
     @property
+    def text(self) -> str:
+        """All but what is foreign."""
+        return f"start: {self.start}\n{self.rules}" if self.start else ""
+
+    @property
     def size_bytes(self) -> int:
-        return len(self.rules.encode()) + len((self.foreign or "").encode())
+        return len(self.text.encode()) + len((self.foreign or "").encode())
+
+    def within(self, start: str, name: str, rules: str = "") -> Grammar:
+        """A grammar in which this one is the rule `name`; `rules` are those that `start` needs besides."""
+        own = "%lark " if not self.start else f"{self.start}\n{self.rules}"
+        return Grammar(start, self.field, f"{rules}\n{name}: {own}", self.foreign)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +84,3 @@ def regex(pattern: str) -> str:
             written.append("\\/" if char == "/" and not escaped else char)
         escaped = char == "\\" and not escaped
     return "/" + "".join(written) + "/"
-
-
-def behind(before: str, grammar: Grammar) -> Grammar:
-    """The grammar with something before it: `before` is a rule's right side."""
-    if grammar.rules:
-        own = grammar.rules.removeprefix("start:")
-        return Grammar(f"start: {before} {ANSWER}\n{ANSWER}:{own}", grammar.field, grammar.foreign)
-    return Grammar(f"start: {before} {ANSWER}\n{ANSWER}: %lark ", grammar.field, grammar.foreign)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from secrets import token_hex
 from typing import Any
 
 from server.errors import InvalidRequest
@@ -34,6 +35,7 @@ class CallFormat:
     parser: Callable[[Collection[str], NewId], CallParser]
     rules: Callable[[Sequence[Tool], bool, Mark], str]
     marks: tuple[str, ...]
+    new_id: NewId = lambda: f"call_{token_hex(12)}"
 
 
 def _repeated(call: str, separator: str, parallel: bool) -> str:
@@ -133,6 +135,7 @@ FORMATS: Mapping[str, CallFormat] = {
             lambda names, new_id: JsonCalls(names, new_id, opening="[TOOL_CALLS]", named=True),
             _mistral,
             ("[TOOL_CALLS]", ARGS),
+            lambda: token_hex(5)[:9],  # the length that its templates insist on
         ),
         CallFormat("pythonic", PythonicCalls, _pythonic, ()),
     )

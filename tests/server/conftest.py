@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,8 @@ from server.app import create_app
 from server.metrics import Metrics
 from server.protocol.checks import ServerLimits
 from server.state import ServerState
+from server.structured.compiler import GrammarCompiler, GrammarLimits
+from server.structured.vocabulary import Vocabulary
 from server.tokenize import Tokenizing
 
 MODEL = "octavo/test-model"
@@ -82,6 +85,14 @@ def mix(x: int) -> int:
     x &= MASK
     x = ((x ^ (x >> 31)) * 0x7FB5D329728EA185) & MASK
     return x ^ (x >> 29)
+
+
+def allowed_of(sampling: Any, row: int) -> set[int] | None:
+    """The tokens that a row's mask allows; None without one."""
+    if sampling.mask is None or sampling.mask_row[row] < 0:
+        return None
+    bits = np.unpackbits(sampling.mask[sampling.mask_row[row]].view(np.uint8), bitorder="little")
+    return set(np.flatnonzero(bits[:VOCAB]).tolist())
 
 
 class ScriptedRunner:
@@ -134,7 +145,7 @@ class ScriptedRunner:
             known = self.memory[table[s, slots // page_size], slots % page_size].tolist()
             target = int(sampling.target[i])
             seed = int(sampling.seed[i]) if sampling.temperature[i] else 0
-            tokens[i] = target if target >= 0 else self._next(known, seed)
+            tokens[i] = target if target >= 0 else self._next(known, seed, allowed_of(sampling, i))
             while target < 0 and (i, tokens[i]) in forbidden:
                 tokens[i] = (tokens[i] + 1) % VOCAB
             state = hash(tuple(known)) & MASK
@@ -145,7 +156,14 @@ class ScriptedRunner:
             return StepOutput(tokens, None, None, None)
         return StepOutput(tokens, logprobs, top_ids, top_logprobs)
 
-    def _next(self, known: list[int], seed: int) -> int:
+    def _next(self, known: list[int], seed: int, allowed: set[int] | None) -> int:
+        """The script's next token, or one by chance; under a mask, the next allowed one from there."""
+        token = self._free(known, seed)
+        if allowed is None or token < 0:
+            return token
+        return next(((token + i) % VOCAB for i in range(VOCAB) if (token + i) % VOCAB in allowed), -1)
+
+    def _free(self, known: list[int], seed: int) -> int:
         if self.poison in known:
             return -1
         for prompt, script in self.scripts.items():
@@ -264,6 +282,7 @@ def serve(
     server_limits: dict[str, Any] | None = None,
     template: str | None = TEMPLATE,
     tokenizer: Tokenizer = TOKENIZER,
+    grammar_limits: GrammarLimits | None = None,
     **options: Any,
 ) -> Iterator[Served]:
     """A server in a thread with an event loop of its own."""
@@ -286,13 +305,17 @@ def serve(
         )
         sampling = SamplingState(engine_limits.max_num_seqs, VOCAB, (EOS,))
         engine = Engine(runner, kv, sampling, engine_limits, on_step=metrics.on_step)
+        tokenizing = Tokenizing(
+            tokenizer,
+            max_model_len=engine.context_limit,
+            chat_template=template,
+            named_tokens={"eos_token": "<|im_end|>"},
+        )
         state = ServerState(
             engine=engine,
-            tokenizing=Tokenizing(
-                tokenizer,
-                max_model_len=engine.context_limit,
-                chat_template=template,
-                named_tokens={"eos_token": "<|im_end|>"},
+            tokenizing=tokenizing,
+            grammars=GrammarCompiler(
+                partial(Vocabulary, tokenizer, tokenizing.decoding, VOCAB, (EOS,)), grammar_limits
             ),
             metrics=metrics,
             limits=ServerLimits(**{"vocab_size": VOCAB, "max_model_len": engine.context_limit} | (server_limits or {})),

@@ -125,11 +125,10 @@ def test_without_a_limit_the_answer_may_fill_the_context(server: Any) -> None:
 
 def test_a_text_in_parts_is_the_text_with_line_breaks_between(server: Any) -> None:
     def tokens(content: Any, role: str = "user") -> int:
-        turns = (
-            [{"role": role, "content": content}]
-            if role != "assistant"
-            else [*HELLO, {"role": role, "content": content}]
-        )
+        before: list[dict[str, Any]] = list(HELLO) if role in ("assistant", "tool") else []
+        if role == "tool":
+            before.append({"role": "assistant", "tool_calls": [{"type": "function", "function": {"name": "f"}}]})
+        turns = [*before, {"role": role, "content": content}]
         return int(server.chat(turns, max_tokens=1)["usage"]["prompt_tokens"])
 
     for role in ("system", "user", "assistant", "developer", "tool"):

@@ -123,7 +123,7 @@ def test_a_token_costs_the_same_however_long_the_text_is(tokenizer: Tokenizer) -
             return b"x"
 
     decoding = Decoding(tokenizer)
-    decoding._tables[True] = Counting()  # type: ignore[assignment]
+    decoding._tables[decoding.special_ids] = Counting()  # type: ignore[assignment]
     detokenizer = decoding.detokenizer(True)
     assert [detokenizer.feed(token % 7) for token in range(5000)] == ["x"] * 5000
     assert len(looked_up) == 7

@@ -1,0 +1,100 @@
+"""From `response_format` and `structured_outputs` to a grammar.
+
+An answer is kept to a schema whether `strict` is true or not: `strict` only refuses keywords that JSON Schema does not
+have. Every failure is an InvalidRequest whose `param` names the field.
+"""
+
+from __future__ import annotations
+
+import orjson
+
+from server.errors import InvalidRequest, UnsupportedField, bounded
+from server.protocol.fields import Fields, ResponseFormat, StructuredOutputs
+from server.structured.grammar import DEFAULT_STYLE, Grammar, JsonStyle, json_of, one_of, regex
+from server.structured.schema import prepared
+
+ANY_OBJECT = {"type": "object"}
+SCHEMA_FIELD = "response_format.json_schema.schema"
+
+
+def grammar_of(response_format: ResponseFormat | None, outputs: StructuredOutputs | None) -> Grammar | None:
+    """The grammar of what was asked for; None for free text."""
+    grammar = None if response_format is None else _of_format(response_format)
+    if outputs is None:
+        return grammar
+    if grammar is not None:
+        raise InvalidRequest(
+            "'structured_outputs' and 'response_format' exclude each other.", param="structured_outputs"
+        )
+    return _of_outputs(outputs)
+
+
+def _of_format(wanted: ResponseFormat) -> Grammar | None:
+    field = "response_format"
+    given = wanted.json_schema
+    _refuse_extra(wanted, field)
+    if wanted.type != "json_schema":
+        if given is not None:
+            param = f"{field}.json_schema"
+            raise InvalidRequest(f"'{param}' is only allowed with 'type': 'json_schema'.", param=param)
+        return None if wanted.type == "text" else Grammar(json_of(ANY_OBJECT), field)
+    if given is None or given.schema_ is None:
+        param = f"{field}.json_schema" if given is None else SCHEMA_FIELD
+        raise InvalidRequest(f"'{param}' is required.", param=param, code="missing_required_parameter")
+    _refuse_extra(given, f"{field}.json_schema")
+    schema = prepared(given.schema_, SCHEMA_FIELD, strict=bool(given.strict))
+    return Grammar(json_of(schema), SCHEMA_FIELD)
+
+
+def _of_outputs(outputs: StructuredOutputs) -> Grammar:
+    field = "structured_outputs"
+    _refuse_extra(outputs, field)
+    if outputs.structural_tag is not None:
+        param = f"{field}.structural_tag"
+        raise UnsupportedField(f"'{param}' is not supported: use grammar.", param=param)
+    forms = {"json": outputs.json_, "regex": outputs.regex, "choice": outputs.choice, "grammar": outputs.grammar}
+    given = [name for name, value in forms.items() if value is not None]
+    given += ["json_object"] if outputs.json_object else []
+    if len(given) != 1:
+        found = f"has {' and '.join(given)}" if given else "has none of them"
+        names = ", ".join([*forms, "json_object"])
+        raise InvalidRequest(f"'{field}' must have exactly one of {names}, and {found}.", param=field)
+    style = _style(outputs, given[0])
+    if outputs.choice is not None:
+        return Grammar(one_of(outputs.choice), f"{field}.choice")
+    if outputs.regex is not None:
+        return Grammar(regex(outputs.regex), f"{field}.regex")
+    if outputs.grammar is not None:
+        return Grammar("", f"{field}.grammar", foreign=outputs.grammar)
+    if outputs.json_object:
+        return Grammar(json_of(ANY_OBJECT, style), f"{field}.json_object")
+    close = bool(outputs.disable_additional_properties)
+    schema = prepared(_schema(outputs.json_), f"{field}.json", close_objects=close)
+    return Grammar(json_of(schema, style), f"{field}.json")
+
+
+def _style(outputs: StructuredOutputs, form: str) -> JsonStyle:
+    for name in ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern"):
+        if getattr(outputs, name) and not form.startswith("json"):
+            param = f"structured_outputs.{name}"
+            raise InvalidRequest(f"'{param}' is only allowed with JSON, not with {form}.", param=param)
+    if outputs.disable_any_whitespace:
+        return JsonStyle(None)
+    return DEFAULT_STYLE if outputs.whitespace_pattern is None else JsonStyle(outputs.whitespace_pattern)
+
+
+def _schema(given: object) -> object:
+    if not isinstance(given, str):
+        return given
+    try:
+        return orjson.loads(given)
+    except orjson.JSONDecodeError as error:
+        field = "structured_outputs.json"
+        raise InvalidRequest(f"'{field}' is not JSON: {bounded(str(error), 200)}.", param=field) from None
+
+
+def _refuse_extra(fields: Fields, place: str) -> None:
+    """What is misplaced here would change the answer if it were where it belongs."""
+    for name in fields.model_extra or {}:
+        param = bounded(f"{place}.{name}", 100)
+        raise InvalidRequest(f"'{param}' is not a field of '{place}'.", param=param, code="unknown_parameter")
