@@ -27,6 +27,9 @@ def _answered(case: Any, model: str) -> None:
         for name in ("max_tokens", "max_completion_tokens", "max_output_tokens"):
             if type(case.body.get(name)) is int:
                 case.body[name] %= 9  # answers stay short
+        if isinstance(case.body.get("messages"), list) and len(str(case.body)) % 3:
+            # Few generated conversations are good ones, and then nothing else of the request is looked at.
+            case.body["messages"] = [{"role": "user", "content": "Hello"}]
     response = case.call(timeout=20)
     assert response.status_code < 500, (case.path, case.body, response.text)
     if response.status_code >= 400:
