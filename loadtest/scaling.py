@@ -14,7 +14,7 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,15 +48,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _measure(options: argparse.Namespace) -> dict[str, Any]:
     steps = [*([options.model] if options.model else []), "--weights", options.weights]
-    content = _json_of(["scheduler.scaling"])
-    content |= _json_of(["models.scaling", *steps, *(["--quick"] if options.quick else [])])
+    content = json_of(["scheduler.scaling"])
+    content |= json_of(["models.scaling", *steps, *(["--quick"] if options.quick else [])])
     RESULTS.mkdir(exist_ok=True)
     path = new_path(RESULTS, "-scaling")
     write(path, content)
     return dict(json.loads(path.read_text(encoding="utf-8")))
 
 
-def _json_of(module_and_flags: Sequence[str]) -> dict[str, Any]:
+def json_of(module_and_flags: Sequence[str]) -> dict[str, Any]:
     """What a module prints. Raises RuntimeError."""
     result = subprocess.run([sys.executable, "-m", *module_and_flags], stdout=subprocess.PIPE, text=True, check=False)
     if result.returncode:
@@ -65,17 +65,22 @@ def _json_of(module_and_flags: Sequence[str]) -> dict[str, Any]:
 
 
 def publish(content: dict[str, Any], document: Path) -> None:
-    """Write the charts beside the document, and the tables between its marks. Raises ValueError without the marks."""
+    """Write charts and tables. Raises ValueError without the marks."""
+    fill(document, charts(content), body(content))
+
+
+def fill(document: Path, drawings: Mapping[str, str], measured: str) -> None:
+    """Write charts beside the document, and `measured` between its marks. Raises ValueError without the marks."""
     text = document.read_text(encoding="utf-8")
     if text.count(BEGIN) != 1 or text.count(END) != 1:
         raise ValueError(f"{document} has no single pair of {BEGIN} and {END}")
     folder = document.parent / "plots"
     folder.mkdir(exist_ok=True)
-    for name, drawing in charts(content).items():
+    for name, drawing in drawings.items():
         (folder / f"{name}.svg").write_text(drawing, encoding="utf-8")
     before, _, rest = text.partition(BEGIN)
     after = rest.partition(END)[2]
-    document.write_text(f"{before}{BEGIN}\n\n{body(content)}\n{END}{after}", encoding="utf-8")
+    document.write_text(f"{before}{BEGIN}\n\n{measured}\n{END}{after}", encoding="utf-8")
 
 
 def charts(content: dict[str, Any]) -> dict[str, str]:
@@ -143,17 +148,17 @@ def body(content: dict[str, Any]) -> str:
     parts = [
         about,
         "## Decode",
-        _image("decode-batch"),
-        _image("decode-context"),
+        image("decode-batch"),
+        image("decode-context"),
         markdown(step_rows(content["decode"], ceilings)),
         "## Prefill",
-        _image("prefill"),
+        image("prefill"),
         markdown(step_rows(content["prefill"], ceilings)),
         "## Memory",
-        _image("memory"),
+        image("memory"),
         markdown(memory_rows(content["memory"])),
         "## Scheduler",
-        _image("scheduler"),
+        image("scheduler"),
         markdown(scheduler_rows(content["scheduler"])),
     ]
     return "\n\n".join(parts) + "\n"
@@ -197,7 +202,7 @@ def scheduler_rows(points: Points) -> list[Row]:
     return rows
 
 
-def _image(name: str) -> str:
+def image(name: str) -> str:
     return f"![{name}](plots/{name}.svg)"
 
 

@@ -1,0 +1,265 @@
+"""`make bench-cache`: what the prefix cache saves, drawn and written into `docs/kv-store.md`.
+
+    python -m loadtest.cache                     measure, then write
+    python -m loadtest.cache --show FILE.json    write from figures that were kept
+
+The store itself is measured by `kvstore.measure`, without a model; the rest on the daemon through HTTP, started once
+for each setting. Let nothing else run: it takes some minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import re
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from loadtest.plots import Axis, Series, chart
+from loadtest.ratios import Row, markdown
+from loadtest.results import RESULTS, machine, new_path, write
+from loadtest.scaling import fill, image, json_of
+from loadtest.servers import Server, daemon
+
+DOCUMENT = Path("docs/kv-store.md")
+VOCABULARY = 40_000  # token ids below this are words in any model worth measuring
+LONGEST = 2048  # tokens that `kvstore.measure` sets aside for a contiguous context
+OPERATIONS = {"match_per_100": "match, 100 tokens", "lock": "open, close", "insert": "insert", "evict": "evict"}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure and write; 1 when it failed."""
+    parser = argparse.ArgumentParser(prog="make bench-cache", description="Measure the prefix cache.")
+    parser.add_argument("--show", type=Path, metavar="FILE", help="figures that were kept")
+    parser.add_argument("--document", type=Path, default=DOCUMENT, metavar="FILE", help="what to write into")
+    options = parser.parse_args(arguments)
+    try:
+        content = json.loads(options.show.read_text(encoding="utf-8")) if options.show else _measure()
+        fill(options.document, charts(content), body(content))
+    except (RuntimeError, ValueError, OSError) as error:
+        print(f"bench-cache: {error}", file=sys.stderr)
+        return 1
+    print(f"written to {options.document}")
+    return 0
+
+
+def _measure() -> dict[str, Any]:
+    content = json_of(["kvstore.measure"])
+    content |= {"machine": machine(), "burst": [burst(policy) for policy in ("fcfs", "prefix")]}
+    content |= {"turns_served": turns(), "preempted": [preempted(size) for size in ("0", "1GiB")], "restart": restart()}
+    RESULTS.mkdir(exist_ok=True)
+    path = new_path(RESULTS, "-cache")
+    write(path, content)
+    return content
+
+
+class Client:
+    """Asks a server for completions of token ids."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+
+    def complete(self, prompt: Sequence[int], max_tokens: int, **fields: Any) -> dict[str, Any]:
+        """The answer, with its token ids; raises OSError."""
+        body = {"model": self._server.model, "prompt": list(prompt), "max_tokens": max_tokens, "temperature": 0}
+        body |= {"ignore_eos": True, "return_token_ids": True, **fields}
+        headers = {"content-type": "application/json"}
+        request = urllib.request.Request(f"{self._server.url}/v1/completions", json.dumps(body).encode(), headers)
+        with urllib.request.urlopen(request) as answer:
+            return dict(json.load(answer))
+
+    def metric(self, series: str) -> float:
+        with urllib.request.urlopen(f"{self._server.url}/metrics") as answer:
+            found = re.search(rf"^octavo_{re.escape(series)} (\S+)$", answer.read().decode(), re.MULTILINE)
+        return float(found.group(1)) if found else 0.0
+
+
+def _words(rng: random.Random, count: int) -> list[int]:
+    return [rng.randrange(100, VOCABULARY) for _ in range(count)]
+
+
+def burst(policy: str, requests: int = 64, prefix: int = 2000, own: int = 12) -> dict[str, Any]:
+    """Many requests at once that begin with the same new prefix: prompt tokens computed against the fewest possible."""
+    rng = random.Random(1)
+    shared = _words(rng, prefix)
+    prompts = [shared + _words(rng, own) for _ in range(requests)]
+    with daemon(["--scheduling-policy", policy, "--kv-memory", "1GiB"]) as server:
+        client = Client(server)
+        with ThreadPoolExecutor(requests) as threads:
+            list(threads.map(lambda prompt: client.complete(prompt, 2), prompts))
+        computed = client.metric("prefill_tokens_total")
+    return {
+        "policy": policy,
+        "computed": computed,
+        "fewest": prefix + requests * own,
+        "asked": requests * len(prompts[0]),
+    }
+
+
+def turns(users: int = 8, rounds: int = 10) -> list[dict[str, Any]]:
+    """Chats of several turns at once: of the history that each turn repeats, the part that was computed again."""
+    with daemon(["--kv-memory", "1GiB"]) as server:
+        client = Client(server)
+
+        def chat(user: int) -> list[tuple[int, int]]:
+            rng, said, seen = random.Random(user), list[int](), list[tuple[int, int]]()
+            for _ in range(rounds):
+                prompt = said + _words(rng, 60)
+                answer = client.complete(prompt, 40)
+                seen.append((len(said), answer["usage"]["prompt_tokens_details"]["cached_tokens"]))
+                said = prompt + answer["choices"][0]["token_ids"]
+            return seen
+
+        with ThreadPoolExecutor(users) as threads:
+            found = list(threads.map(chat, range(users)))
+    by_turn = [[chat[turn] for chat in found] for turn in range(1, rounds)]
+    return [
+        {"turn": turn, "history": sum(known for known, _ in seen), "found": sum(min(pair) for pair in seen)}
+        for turn, seen in enumerate(by_turn, 2)
+    ]
+
+
+def preempted(offload: str, urgent: int = 12, length: int = 1500) -> dict[str, Any]:
+    """A long answer that urgent requests of two contexts in turn push out of the pool again and again, and each other:
+    time until all is done."""
+    rng = random.Random(2)
+    background, others = _words(rng, length), [_words(rng, length) for _ in range(2)] * (urgent // 2)
+    flags = ["--max-model-len", "2048", "--scheduling-policy", "priority", "--kv-offload", offload]
+    with daemon([*flags, "--kv-memory", "52MiB"]) as server, ThreadPoolExecutor(1) as threads:
+        client = Client(server)
+        began = time.perf_counter()
+        long = threads.submit(client.complete, background, 400, priority=10)
+        for prompt in others:
+            time.sleep(0.1)
+            client.complete(prompt, 4, priority=0)
+        tokens = long.result()["usage"]["completion_tokens"]
+        seconds = time.perf_counter() - began
+        moved = {
+            way: client.metric(f'kv_tier_pages_total{{way="{way}"}}') for way in ("stored", "loaded", "recomputed")
+        }
+        return {
+            "offload": offload,
+            "seconds": seconds,
+            "tokens_per_second": (tokens + length + urgent * (length + 4)) / seconds,
+            "preemptions": client.metric("preemptions_total"),
+            **moved,
+        }
+
+
+def restart(length: int = 1800) -> dict[str, float]:
+    """Milliseconds to an answer of one token after a long system prompt: cold, warm, and first after a restart."""
+    prompt = _words(random.Random(3), length)
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for names in (("cold", "warm"), ("restarted",)):
+            with daemon(["--kv-memory", "256MiB", "--kv-cache-dir", folder]) as server:
+                client = Client(server)
+                client.complete([100, 101], 1)
+                for name in names:
+                    began = time.perf_counter()
+                    client.complete(prompt, 1)
+                    found[name] = (time.perf_counter() - began) * 1e3
+    return found
+
+
+def charts(content: dict[str, Any]) -> dict[str, str]:
+    """SVG documents by name."""
+    waste = {row["way"]: row["wasted"] for row in content["chats"]}
+    limits = (2048, 4096, 8192)  # a run that is longer wastes what it is longer by
+    contiguous = [(limit, 100 - 100 * (1 - waste["contiguous"]) * LONGEST / limit) for limit in limits]
+    reuse = content["reuse"]
+    served = content["turns_served"]
+    return {
+        "cache-waste": chart(
+            "Memory set aside and not used, 1,000 chats",
+            Axis("longest context served", 2),
+            Axis("percent of what is set aside"),
+            [
+                Series("contiguous", contiguous),
+                Series("pages", [(limit, 100 * waste["radix tree"]) for limit in limits]),
+            ],
+        ),
+        "cache-reuse": chart(
+            "Prompt tokens found in the cache, chats of ten turns",
+            Axis("pages in the pool", 2),
+            Axis("percent of all prompt tokens"),
+            [
+                Series(name, [(r["pages"], 100 * _found(r)) for r in reuse if r["way"] == way])
+                for name, way in (("tree", "radix tree"), ("full blocks", "hashed full blocks"))
+            ],
+        ),
+        "cache-cost": chart(
+            "Cost of an operation by the size of the tree",
+            Axis("tokens in the tree", 10),
+            Axis("microseconds", 10),
+            [
+                Series(name, [(point["tokens"], point[key]) for point in content["costs"]])
+                for key, name in OPERATIONS.items()
+            ],
+        ),
+        "cache-turns": chart(
+            "History computed again in a chat, 8 users at once",
+            Axis("turn"),
+            Axis("percent of the history"),
+            [Series("computed", [(p["turn"], 100 - 100 * p["found"] / p["history"]) for p in served])],
+        ),
+    }
+
+
+def _found(row: dict[str, Any]) -> float:
+    return float(row["found_tokens"]) / float(row["prompt_tokens"])
+
+
+def body(content: dict[str, Any]) -> str:
+    """The generated part of the document."""
+    ways: list[Row] = [("1,000 chats", "wasted", "prompt tokens found", "us an operation")]
+    for row in content["chats"]:
+        ways.append((row["way"], f"{row['wasted']:.1%}", f"{_found(row):.1%}", f"{row['microseconds']:.1f}"))
+    costs: list[Row] = [("leaves", "tokens in the tree", *OPERATIONS.values())]
+    for point in content["costs"]:
+        costs.append((f"{point['leaves']:,}", f"{point['tokens']:,}", *(f"{point[key]:.1f}" for key in OPERATIONS)))
+    bursts: list[Row] = [("policy", "prompt tokens asked", "computed", "fewest possible", "over")]
+    for row in content["burst"]:
+        over = row["computed"] / row["fewest"] - 1
+        bursts.append(
+            (row["policy"], f"{row['asked']:,}", f"{row['computed']:,.0f}", f"{row['fewest']:,}", f"{over:.1%}")
+        )
+    swaps: list[Row] = [("second tier", "seconds", "tokens/s", "preemptions", "pages stored", "loaded", "recomputed")]
+    for row in content["preempted"]:
+        moved = (f"{row[name]:,.0f}" for name in ("preemptions", "stored", "loaded", "recomputed"))
+        swaps.append((row["offload"], f"{row['seconds']:.1f}", f"{row['tokens_per_second']:,.0f}", *moved))
+    classic, again, served = content["classic"], content["restart"], content["turns_served"]
+    recomputed = 1 - sum(p["found"] for p in served) / sum(p["history"] for p in served)
+    sentence = (
+        f"1,000 requests of which 60% share one of 5 prefixes: {classic['bounded']:.1%} found theirs in a cache of 500"
+        f" entries, {classic['unbounded']:.1%} in one without bound."
+    )
+    restarted = (
+        f"An answer of one token after a prompt of 1,800: {again['cold']:.0f} ms cold, {again['warm']:.0f} ms warm,"
+        f" {again['restarted']:.0f} ms first after a restart with `--kv-cache-dir`."
+    )
+    parts = [
+        f"{content['machine']['processor']}, {content['machine']['cpus']} CPUs.",
+        *("## Sharing", image("cache-waste"), image("cache-reuse"), markdown(ways), sentence),
+        *("## Cost", image("cache-cost"), markdown(costs)),
+        *("## A burst of 64 requests with one new prefix of 2,000 tokens", markdown(bursts)),
+        *(
+            "## Chats of ten turns",
+            image("cache-turns"),
+            f"In all, {recomputed:.2%} of the history was computed again.",
+        ),
+        *("## Pushed out of the pool in turns", markdown(swaps)),
+        *("## A restart", restarted),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
