@@ -81,6 +81,10 @@ def generation(
     state: ServerState, requests: Sequence[EngineRequest], options: TextOptions, echoes: Sequence[Echo] = ()
 ) -> Generation:
     """Hand the requests to the engine. Raises an APIError when it refuses, or would never take that many at once."""
+    if requests[0].constraint is not None and requests[0].params.allowed_token_ids is not None:
+        raise InvalidRequest(
+            "'allowed_token_ids' and an answer kept to a form exclude each other.", param="allowed_token_ids"
+        )
     limits = state.engine.limits
     most, wanted = limits.max_num_seqs + limits.max_queued_requests, sum(request.n for request in requests)
     if wanted > most:

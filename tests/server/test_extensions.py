@@ -33,6 +33,13 @@ def test_an_answer_of_allowed_ends_is_an_end(server: Any, tokenizer: Any) -> Non
 
 
 @pytest.mark.parametrize("path", PATHS)
+def test_allowed_tokens_and_a_form_exclude_each_other(server: Any, path: str) -> None:
+    """What is allowed by both may be nothing at all."""
+    fields = body(path, allowed_token_ids=[40], response_format={"type": "json_object"})
+    assert server.error(server.post(path, **fields), 400)["param"] == "allowed_token_ids"
+
+
+@pytest.mark.parametrize("path", PATHS)
 def test_bad_words_do_not_appear(server: Any, path: str, tokenizer: Any) -> None:
     rendered = "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
     script = " the lazy dog. The quick brown fox is zany over the lazy dog"

@@ -7,14 +7,27 @@ which is what everybody sends.
 from __future__ import annotations
 
 import asyncio
+import inspect
 from typing import Any
 
+import anthropic
 import openai
 import pytest
+
+from server.protocol.chat import ChatCompletionRequest
+from server.protocol.checks import REFUSED
+from server.protocol.completions import CompletionRequest
+from server.protocol.fields import Fields
+from server.protocol.messages import CountTokensRequest, MessageRequest
+from server.protocol.responses import ResponseRequest
 
 HELLO: Any = [{"role": "user", "content": "Hello"}]
 PROMPT = "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
 ANSWER = "Hello world, how are you?"
+TOOL: Any = {
+    "type": "function",
+    "function": {"name": "f", "description": "It does.", "parameters": {"type": "object", "properties": {}}},
+}
 
 
 @pytest.fixture
@@ -177,3 +190,50 @@ def test_leaving_the_async_clients_stream_cancels(server: Any) -> None:
 
     asyncio.run(main())
     server.wait_until(lambda: server.engine.running == 0, 3.0)
+
+
+def test_every_option_of_the_clients_is_honoured_or_refused_by_name() -> None:
+    """None of them is unknown here, so that nothing they can send is silently ignored."""
+    ours = openai.OpenAI(api_key="none")
+    theirs = anthropic.Anthropic(api_key="none")
+    routes: list[tuple[Any, type[Fields]]] = [
+        (ours.completions.create, CompletionRequest),
+        (ours.chat.completions.create, ChatCompletionRequest),
+        (ours.responses.create, ResponseRequest),
+        (theirs.messages.create, MessageRequest),
+        (theirs.messages.count_tokens, CountTokensRequest),
+    ]
+    about_http = {"extra_headers", "extra_query", "extra_body", "timeout"}
+    for create, request in routes:
+        options = set(inspect.signature(create).parameters) - about_http
+        assert len(options) > 10
+        refused = {name for kind in request.__mro__ if kind in REFUSED for name in REFUSED[kind]}
+        assert options - set(request.model_fields) - refused == set()
+
+
+def test_options_in_every_combination_of_types(server: Any, client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model=server.model, messages=HELLO, frequency_penalty=0.5, presence_penalty=-0.5, logit_bias={"40": 1},
+        logprobs=True, top_logprobs=1, max_completion_tokens=5, metadata={"a": "b"}, modalities=["text"], n=2,
+        parallel_tool_calls=True, reasoning_effort="low", response_format={"type": "text"}, safety_identifier="s",
+        seed=5, service_tier="auto", stop=["zzz"], store=False, temperature=0.7, tool_choice="none", top_p=0.9,
+        user="u", prompt_cache_key="k", verbosity="medium", tools=[TOOL],
+    )  # fmt: skip
+    assert len(answer.choices) == 2
+    assert answer.service_tier == "default"
+    text = client.completions.create(
+        model=server.model, prompt="Hello", best_of=3, frequency_penalty=0.5, presence_penalty=0.5,
+        echo=False, logit_bias={"40": 1}, logprobs=2, max_tokens=4, n=2, seed=5, stop=["zzz"], suffix="",
+        temperature=0.5, top_p=0.9, user="u",
+    )  # fmt: skip
+    assert len(text.choices) == 2
+    response = client.responses.create(
+        model=server.model, input="Hello", include=["message.output_text.logprobs"], instructions="Be kind.",
+        max_output_tokens=5, max_tool_calls=3, metadata={"a": "b"}, parallel_tool_calls=False, prompt_cache_key="k",
+        reasoning={"effort": "low"}, safety_identifier="s", service_tier="auto", store=True, temperature=0.5,
+        text={"format": {"type": "text"}, "verbosity": "medium"}, tool_choice="none", top_logprobs=2, top_p=0.9,
+        tools=[{"type": "function", **TOOL["function"], "strict": None}], truncation="disabled", user="u",
+    )  # fmt: skip
+    assert response.metadata == {"a": "b"}
+    assert response.tools[0].type == "function"
+    assert response.user == "u"
