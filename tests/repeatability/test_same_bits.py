@@ -11,7 +11,7 @@ import asyncio
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -19,6 +19,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from kvstore.store import KVStore
+from kvstore.tier import HostTier
 from models.build import build_runner
 from models.cpu.library import load_library
 from models.cpu.runner import CpuRunner
@@ -44,6 +45,8 @@ class Conditions:
     prefix_caching: bool = False
     pages: int = PAGES
     seats: int = 64
+    slots: int = 0  # of a second tier
+    policy: Literal["fcfs", "prefix"] = "fcfs"
 
 
 @pytest.fixture(scope="module")
@@ -90,10 +93,12 @@ def engine(runner: CpuRunner, conditions: Conditions) -> Engine:
         max_num_seqs=conditions.seats,
         max_num_batched_tokens=max(conditions.budget, conditions.seats),
         prefix_caching=conditions.prefix_caching,
+        policy=conditions.policy,
     )
+    memory = np.zeros((conditions.slots, runner.page_bytes(PAGE)), np.uint8)
     store = KVStore(
         num_pages=conditions.pages, page_size=PAGE, max_sequences=conditions.seats, max_model_len=CONTEXT,
-        prefix_caching=conditions.prefix_caching,
+        prefix_caching=conditions.prefix_caching, tier=HostTier(memory, PAGE) if conditions.slots else None,
     )  # fmt: skip
     return Engine(runner, store, SamplingState(conditions.seats, VOCABULARY, (2,)), limits)
 
@@ -158,8 +163,11 @@ def alone(runners: dict[int, CpuRunner]) -> dict[str, list[Answer]]:
 
 async def scenario(
     runner: CpuRunner, conditions: Conditions, rng: random.Random, alone: dict[str, list[Answer]]
-) -> int:
-    """Some requests, arriving by chance, on a cold, warm or partly evicted cache. Returns the preemptions."""
+) -> tuple[int, int]:
+    """Some requests, arriving by chance, on a cold, warm or partly evicted cache.
+
+    Returns the preemptions, and the pages that came back from the second tier.
+    """
     running = engine(runner, conditions)
     running.start()
     for _ in range(rng.choice([1, 1, 2])):  # the second round finds what the first left in the cache
@@ -175,22 +183,26 @@ async def scenario(
     running.kv.check_integrity()
     preempted = sum(record.preempted != () for record in running.journal.steps)
     await running.stop()
-    return preempted
+    return preempted, 0 if running.kv.tier is None else running.kv.tier.counts["loaded"]
 
 
 def test_answers_are_the_same_bits_in_random_scenarios(
     runners: dict[int, CpuRunner], alone: dict[str, list[Answer]], request: pytest.FixtureRequest
 ) -> None:
     rng = random.Random(11)
-    preempted = 0
+    preempted = loaded = 0
     for _ in range(SCENARIOS):
         conditions = Conditions(
             budget=rng.choice([16, 17, 31, 64, 100, 256, 512, 2048]),
-            prefix_caching=rng.random() < 0.7,
+            prefix_caching=(caching := rng.random() < 0.7),
             pages=rng.choice([PAGES, PAGES, 60, 28, 22]),
             seats=rng.choice([64, 64, 8]),
+            slots=rng.choice([0, 5, 400, 400]) if caching else 0,
+            policy=rng.choice(["fcfs", "prefix"]),
         )
-        preempted += asyncio.run(scenario(runners[rng.choice([1, 2, 2, 3])], conditions, rng, alone))
+        now = asyncio.run(scenario(runners[rng.choice([1, 2, 2, 3])], conditions, rng, alone))
+        preempted, loaded = preempted + now[0], loaded + now[1]
+    assert loaded > 5
     assert preempted > 20  # or the small pools proved nothing
     assert len({answer[0] for answers in alone.values() for answer in answers}) > 40
 
