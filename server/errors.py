@@ -179,14 +179,18 @@ def shown(value: object) -> str:
 
 @contextmanager
 def renaming(names: Mapping[str, str]) -> Iterator[None]:
-    """What is refused inside gets the field names that the client knows."""
+    """What is refused inside gets the field paths that the client knows; `names` are patterns of paths."""
+
+    def known(path: str) -> str:
+        for pattern, replacement in names.items():
+            path = re.sub(pattern, replacement, path)
+        return path
+
     try:
         yield
     except InvalidRequest as error:
-        for name, known in names.items():
-            error.message = error.message.replace(f"'{name}", f"'{known}")
-            if error.param is not None and re.split(r"[.\[]", error.param)[0] == name:
-                error.param = known + error.param[len(name) :]
+        error.message = re.sub(r"(?<=')[a-z][^']*(?=')", lambda path: known(path[0]), error.message)
+        error.param = error.param and known(error.param)
         raise
 
 

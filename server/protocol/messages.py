@@ -14,9 +14,11 @@ from server.protocol.turns import Turns
 
 # What a complaint about the chat request means for this one.
 RENAMED = {
-    "stop": "stop_sequences",
-    "response_format": "output_config.format",
-    "reasoning_effort": "output_config.effort",
+    r"^stop\b": "stop_sequences",
+    r"^response_format(\.json_schema)?\b": "output_config.format",
+    r"^reasoning_effort\b": "output_config.effort",
+    r"\.function\.parameters\b": ".input_schema",
+    r"\.function\b": "",
 }
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 

@@ -18,10 +18,11 @@ from server.protocol.turns import Turns
 
 # What a complaint about the chat request means for this one.
 RENAMED = {
-    "messages": "input",
-    "max_completion_tokens": "max_output_tokens",
-    "response_format": "text.format",
-    "reasoning_effort": "reasoning.effort",
+    r"^messages\b": "input",
+    r"^max_completion_tokens\b": "max_output_tokens",
+    r"^response_format(\.json_schema)?\b": "text.format",
+    r"^reasoning_effort\b": "reasoning.effort",
+    r"\.function\b": "",
 }
 LOGPROBS = "message.output_text.logprobs"
 
