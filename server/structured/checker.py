@@ -27,6 +27,7 @@ import select
 import signal
 import sys
 import time
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 QUICK_SECONDS = 0.25  # after which a child is one of the slow
@@ -36,8 +37,29 @@ MAX_ERROR_CHARS = 500
 PR_SET_PDEATHSIG = 1  # of Linux's prctl
 
 
+class Greedy:
+    """Cuts text into the longest tokens there are, from its beginning on. Bytes that no token has are passed over."""
+
+    def __init__(self, tokens: Sequence[bytes], special: Iterable[int]) -> None:
+        left_out = set(special)
+        self._ids = {token: id for id, token in enumerate(tokens) if token and id not in left_out}
+        self._longest = max(map(len, self._ids), default=1)
+
+    def __call__(self, text: bytes) -> list[int]:
+        ids, place = [], 0
+        while place < len(text):
+            for length in range(min(self._longest, len(text) - place), 0, -1):
+                if (found := self._ids.get(text[place : place + length])) is not None:
+                    ids.append(found)
+                    place += length
+                    break
+            else:
+                place += 1
+        return ids
+
+
 class Tokens:
-    """What llguidance wants to know of a tokenizer; here nothing is tokenised."""
+    """What llguidance wants to know of a tokenizer. How it tokenises matters little here, but it must."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None
@@ -46,9 +68,10 @@ class Tokens:
         self.tokens = [token.encode("latin-1") for token in vocabulary["tokens"]]
         self.special_token_ids = vocabulary["special"]
         self.eos_token_id = vocabulary["eos"][0]
+        self._greedy = Greedy(self.tokens, self.special_token_ids)
 
-    def __call__(self, text: bytes) -> list[int]:
-        return []
+    def __call__(self, text: bytes | str) -> list[int]:
+        return self._greedy(text.encode() if isinstance(text, str) else text)
 
 
 class Child:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import sys
 import threading
 from collections import OrderedDict
@@ -34,6 +35,9 @@ MAX_REASON_CHARS = 400
 NICENESS = 5  # of threads that compile
 SLOW_CPU_SECONDS = 0.1  # what took the checker longer is compiled behind others of its kind
 WAIT_SECONDS = 30.0  # for a compilation, with its turn among the slow ones
+
+_QUOTED = re.compile(r"\n(?= *\d+ \| |<state>)")  # where the grammar or a state is quoted
+_PLACE = re.compile(r"^at \d+\(\d+\): (failed to compile JSON schema: )?")
 
 Key = tuple[str, str | None]
 
@@ -191,11 +195,7 @@ class GrammarCompiler:
             return Refusal(f"it takes more than {limits.memory_bytes >> 20} MiB to compile", "grammar_too_complex")
         if verdict.error is None:
             return None
-        if verdict.error.startswith("NoExtension"):
-            return Refusal("nothing satisfies it")
-        lines = [line.strip() for line in verdict.error.splitlines()]
-        reason = lines[0] if "<state>" in lines else " ".join(filter(None, lines))
-        return Refusal(bounded(reason.rstrip("."), MAX_REASON_CHARS))
+        return Refusal(reason_of(verdict.error))
 
     def _keep(self, key: Key, outcome: Prototype | Refusal) -> None:
         self._kept[key] = outcome
@@ -205,6 +205,19 @@ class GrammarCompiler:
 
     def _kept_bytes(self) -> int:
         return sum(kept.grown_bytes for kept in self._kept.values() if isinstance(kept, Prototype))
+
+
+def reason_of(error: str) -> str:
+    """llguidance's words without what they quote: the grammar made of the client's, the state of the parser."""
+    if error.startswith("NoExtension"):
+        return "nothing satisfies it"
+    if error.startswith("oneOf") or ": oneOf constraints" in error:
+        return "oneOf is only supported where its schemas exclude each other; use anyOf"
+    message = _QUOTED.split(error)[0]
+    if inner := re.search(r"^error: (.+)$", message, re.MULTILINE):
+        return bounded(f"regular expression: {inner[1]}", MAX_REASON_CHARS)
+    message = " ".join(_PLACE.sub("", message).split())
+    return bounded(message.rstrip(".:"), MAX_REASON_CHARS)
 
 
 def _yield_to_others() -> None:

@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from server.structured.checker import Greedy
+
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
@@ -16,7 +18,7 @@ class Vocabulary:
     """Bytes, special tokens and ends of a vocabulary. Ids without a token are never allowed.
 
     Called, it tokenises: where a grammar leaves but one way to go on, the tokens are those that the model's own
-    tokenizer makes of that text.
+    tokenizer makes of that text inside another, if they spell it.
     """
 
     is_tokenizer_wrapper = True  # what llguidance asks for
@@ -31,11 +33,19 @@ class Vocabulary:
         self.special_token_ids = sorted(token for token in decoding.special_ids if token < vocab_size)
         self.eos_token_ids = list(eos_token_ids)
         self.eos_token_id = self.eos_token_ids[0]
+        self._special = decoding.special_ids
+        self._greedy = Greedy(self.tokens, self.special_token_ids)
+        self._line_break: list[int] = tokenizer.encode("\n", add_special_tokens=False).ids
 
     def __call__(self, text: bytes | str) -> list[int]:
-        written = text if isinstance(text, str) else text.decode("utf-8", "replace")
+        spelled = text.encode() if isinstance(text, str) else text
+        written = "\n" + spelled.decode("utf-8", "replace")  # behind something: some put a space before a text
         ids: list[int] = self._tokenizer.encode(written, add_special_tokens=False).ids
-        return ids
+        own = ids[len(self._line_break) :]
+        continues = ids[: len(self._line_break)] == self._line_break and self._special.isdisjoint(own)
+        if continues and b"".join(self.tokens[id] for id in own) == spelled:
+            return own
+        return self._greedy(spelled)
 
     def for_checker(self, cpu_seconds: int, memory_bytes: int) -> dict[str, Any]:
         """The first line that the checker reads."""
