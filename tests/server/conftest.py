@@ -88,11 +88,14 @@ def mix(x: int) -> int:
 
 
 def allowed_of(sampling: Any, row: int) -> set[int] | None:
-    """The tokens that a row's mask allows; None without one."""
+    """The tokens that a row's mask allows and no bias forbids; None without a mask."""
     if sampling.mask is None or sampling.mask_row[row] < 0:
         return None
     bits = np.unpackbits(sampling.mask[sampling.mask_row[row]].view(np.uint8), bitorder="little")
-    return set(np.flatnonzero(bits[:VOCAB]).tolist())
+    allowed = set(np.flatnonzero(bits[:VOCAB]).tolist())
+    if sampling.bias_row is not None:
+        allowed -= set(sampling.bias_token[(sampling.bias_row == row) & np.isneginf(sampling.bias_value)].tolist())
+    return allowed
 
 
 class ScriptedRunner:
