@@ -11,7 +11,7 @@ import logging
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.answer import ErrorResponse
+from server.answer import ANTHROPIC_PATH, ErrorResponse
 from server.errors import InternalError
 from server.metrics import Metrics
 from server.protocol.checks import printable
@@ -42,7 +42,10 @@ class Edge:
             if message["type"] == "http.response.start":
                 started = True
                 # Read now: a body's request_id may have taken its place.
-                headers = [*message.get("headers", []), (b"x-request-id", state["request_id"].encode())]
+                request_id = state["request_id"].encode()
+                headers = [*message.get("headers", []), (b"x-request-id", request_id)]
+                if scope["path"].startswith(ANTHROPIC_PATH):
+                    headers.append((b"request-id", request_id))  # where Anthropic's clients look for it
                 message = {**message, "headers": headers}
                 self._metrics.responses.labels(str(message["status"])).inc()
             await send(message)

@@ -42,6 +42,7 @@ def test_a_message_is_answered(server: Any, client: anthropic.Anthropic) -> None
     assert (message.stop_reason, message.stop_sequence) == ("end_turn", None)
     again = client.messages.create(model=server.model, max_tokens=50, messages=HELLO, system="Be kind.")
     assert again.usage.cache_read_input_tokens
+    assert message._request_id
     first, second = (m.usage.input_tokens + (m.usage.cache_read_input_tokens or 0) for m in (message, again))
     assert first == second
     assert message.usage.output_tokens == again.usage.output_tokens > 0
