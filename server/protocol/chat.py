@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from server.protocol.fields import Fields, GenerationFields, Int, JSONObject, Label
-from server.protocol.tools import MAX_TOOLS, ToolDefinition
+from server.protocol.tools import MAX_TOOLS, Choice, ToolDefinition
 
 MAX_MESSAGES = 4096
 PART_SEPARATOR = "\n"
@@ -130,7 +130,7 @@ class ChatCompletionRequest(GenerationFields):
     safety_identifier: Label | None = None
     prompt_cache_key: Label | None = None
     tools: Annotated[list[ToolDefinition], Field(max_length=MAX_TOOLS)] | None = None
-    tool_choice: str | JSONObject | None = None
+    tool_choice: Choice | None = None
     parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = Field(None, description="false leaves reasoning_content out")
     add_generation_prompt: bool | None = None

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticCustomError
 
 from server.errors import InvalidRequest, shown
 from server.protocol.fields import Fields, JSONObject
@@ -18,6 +19,15 @@ from server.tools.definitions import Tool, ToolChoice
 MAX_TOOLS = 128
 
 Mode = Literal["auto", "required", "named"]
+
+
+def _choice(value: object) -> object:
+    if not isinstance(value, str | dict):
+        raise PydanticCustomError("choice_type", "must be a string or an object that names a function")
+    return value
+
+
+Choice = Annotated[str | JSONObject, BeforeValidator(_choice, json_schema_input_type=str | JSONObject)]
 
 
 class FunctionDefinition(Fields):
