@@ -93,14 +93,14 @@ def test_every_form_is_followed(server: Any, form: dict[str, Any], pattern: str)
 
 def test_a_json_object_is_an_object_and_any_json_is_json(server: Any) -> None:
     whole = 0
-    for seed in range(30):
+    for seed in range(16):
         for fields in ({"response_format": {"type": "json_object"}}, {"response_format": schema_format({})}):
             text, reason = one(server.chat(max_tokens=60, seed=seed, **fields))
             if reason == "stop":
                 whole += 1
                 value = json.loads(text)
                 assert isinstance(value, dict) or fields["response_format"]["type"] == "json_schema"
-    assert whole > 5
+    assert whole > 3
 
 
 def test_every_answer_to_a_random_schema_is_valid_unless_cut(server: Any) -> None:
@@ -118,12 +118,12 @@ def test_every_answer_to_a_random_schema_is_valid_unless_cut(server: Any) -> Non
         return "valid"
 
     with ThreadPoolExecutor(8) as threads:
-        outcomes = list(threads.map(ask, range(100)))
-    assert outcomes.count("valid") > 60, outcomes
+        outcomes = list(threads.map(ask, range(60)))
+    assert outcomes.count("valid") > 36, outcomes
 
 
 def test_blanks_outside_strings_are_bounded(server: Any) -> None:
-    for seed in range(40):
+    for seed in range(18):
         fields = {"response_format": [{"type": "json_object"}, schema_format(PERSON), schema_format(TREE)][seed % 3]}
         text, _ = one(server.chat(max_tokens=200, seed=seed, temperature=seed % 2, **fields))
         outside = re.sub(r'"(\\.|[^"\\])*("|$)', "s", text)
@@ -159,7 +159,7 @@ def test_logprobs_come_with_the_text_and_are_finite(server: Any) -> None:
 
 def test_stop_strings_and_min_tokens_work_beside_a_grammar(server: Any) -> None:
     form = {"structured_outputs": {"regex": "(ab )*"}, "max_tokens": 40}
-    text, reason = one(server.complete(min_tokens=30, **form))
+    text, _ = one(server.complete(min_tokens=30, **form))
     assert len(text) >= 30
     assert re.fullmatch("(ab )*(a|ab)?", text)
     form = {"structured_outputs": {"regex": "(ab ){12}"}, "max_tokens": 40}

@@ -111,7 +111,7 @@ def check_valid(choice: dict[str, Any]) -> None:
 # --- forced calls
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_required_always_gives_valid_calls_and_nothing_else(forms: Any, seed: int) -> None:
     fields = {"tools": TOOLS, "tool_choice": "required", "seed": seed, "max_tokens": 1500}
     choice = ask(forms, **fields)
@@ -241,7 +241,7 @@ def test_a_busy_server_that_sends_several_tokens_at_once_says_the_same(hermes: A
 
 def test_a_call_cut_in_free_text_is_what_was_written_of_it(hermes: Any) -> None:
     script(hermes, HERMES_CALL)
-    for room in range(1, 60, 4):
+    for room in range(1, 60, 7):
         choice = ask(hermes, tools=TOOLS, max_tokens=room)
         assert without_ids(ask(hermes, stream=True, tools=TOOLS, max_tokens=room)) == without_ids(choice)
         if choice["finish_reason"] == "length":
