@@ -75,7 +75,7 @@ class Rig:
         """A new pool of random numbers in place of the one before."""
         self._runner.allocate(pages, PAGE_SIZE)
         self._pages = pages
-        memory = self._runner.pages.memory.memory.view(np.uint16)
+        memory = self._runner.memory.memory.view(np.uint16)
         # bfloat16 between 1/8 and 1/2 of either sign, which as halves of float32 are such numbers too.
         numbers = self._random.integers(0x3E00, 0x3F00, 1 << 16, np.uint16)
         numbers |= self._random.integers(0, 2, numbers.size, np.uint16) << 15

@@ -47,7 +47,7 @@ def step_cost(runner: CpuRunner) -> StepCost:
     """The cost of a loaded model's steps."""
     config, weights = runner.config, runner.weights
     layers, head = matrix_sizes(config)
-    unread = 0 if config.tie_embeddings else weights.packed_size(EMBEDDING)  # a row of it a token, which is nothing
+    unread = 0 if config.tie_embeddings else weights.packings[EMBEDDING].nbytes  # a row of it a token, which is nothing
     return StepCost(
         layer_weights=layers,
         head_weights=head,

@@ -1,6 +1,7 @@
-"""Paged attention by the native kernels, for the decoder in torch operators.
+"""Paged attention by the native kernels, behind the decoder in torch operators.
 
-The native runner has its own way to the same code; this backend serves models that only torch can run.
+The native runner has its own way to the same code. This one is how that code is compared with the reference, and what a
+model that only torch can run would use on the CPU; `models.build` chooses it for none today.
 """
 
 from __future__ import annotations
@@ -9,22 +10,19 @@ import ctypes
 
 import torch
 
-from models.base import U8, Batch
+from models.base import Batch
 from models.config import ModelConfig
 from models.cpu import library as lib
-from models.cpu.pages import KvPages
+from models.cpu.pages import NativePages
 from models.cpu.weights import check_shape
 
 
-class CpuAttention:
+class CpuAttention(NativePages):
     """See `models.attention.base.AttentionBackend`; pages as attention.h lays them out."""
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, threads: int) -> None:
         check_shape(config)
-        self.library = lib.load_library()
-        self.engine = self.library.octavo_engine(threads)
-        self.config, self.float32 = config, dtype == torch.float32
-        self.pages = KvPages(config, 4 if self.float32 else 2)
+        super().__init__(config, float32=dtype == torch.float32, threads=threads)
         self.layers = (lib.Layer * config.num_layers)()
         for layer, window in zip(self.layers, config.windows, strict=True):
             layer.window = window or 0
@@ -35,23 +33,6 @@ class CpuAttention:
             layers=config.num_layers,
             kv_float32=self.float32,
         )
-
-    def __del__(self) -> None:
-        if getattr(self, "engine", None):
-            self.library.octavo_engine_free(self.engine)
-
-    def page_bytes(self, page_size: int) -> int:
-        return self.pages.page_bytes(page_size)
-
-    def allocate(self, num_pages: int, page_size: int) -> None:
-        self.model.page_size = page_size
-        self.pages.allocate(num_pages, page_size, self.layers)
-
-    def read_page(self, page: int, out: U8) -> None:
-        self.pages.read(page, out)
-
-    def write_page(self, page: int, data: U8) -> None:
-        self.pages.write(page, data)
 
     def begin(self, batch: Batch) -> None:
         self.step, self.kept = lib.make_step(batch)

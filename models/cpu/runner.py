@@ -10,16 +10,16 @@ from typing import Literal
 
 import numpy as np
 
-from models.base import F32, U8, Batch, StepOutput
+from models.base import F32, Batch, StepOutput
 from models.cpu import library as lib
-from models.cpu.pages import KvPages
+from models.cpu.pages import NativePages
 from models.cpu.sampling_abi import empty_output, sampling_view
 from models.cpu.weights import PackedWeights, WeightFormat
 from models.loading.checkpoint import Checkpoint
 from models.rope import rope_tables
 
 
-class CpuRunner:
+class CpuRunner(NativePages):
     """See `models.base.Runner`. `kv_dtype` is what keys and values are kept in."""
 
     def __init__(
@@ -31,11 +31,9 @@ class CpuRunner:
         threads: int,
         max_length: int,
     ) -> None:
-        self.library = lib.load_library()
-        self.config = checkpoint.config
-        self.pages = KvPages(self.config, 4 if kv_dtype == "float32" else 2)
-        self.engine = self.library.octavo_engine(threads)
+        super().__init__(checkpoint.config, float32=kv_dtype == "float32", threads=threads)
         self.weights = PackedWeights(checkpoint, weights, self.engine)
+        self.layers = self.weights.layers
         self.cosine, self.sine = rope_tables(self.config, max_length)
         c, w = self.config, self.weights
         self.model = lib.Model(
@@ -46,33 +44,15 @@ class CpuRunner:
             kv_heads=c.num_kv_heads,
             dim=c.head_dim,
             vocab=c.vocab_size,
-            kv_float32=kv_dtype == "float32",
+            kv_float32=self.float32,
             eps=c.norm_eps,
             cosine=self.cosine.ctypes.data,
             sine=self.sine.ctypes.data,
             final_norm=w.final_norm,
             embedding=w.embedding,
             head=w.head,
-            layer=w.layers,
+            layer=self.layers,
         )
-
-    def __del__(self) -> None:
-        if getattr(self, "engine", None):
-            self.library.octavo_engine_free(self.engine)
-
-    def page_bytes(self, page_size: int) -> int:
-        return self.pages.page_bytes(page_size)
-
-    def allocate(self, num_pages: int, page_size: int) -> None:
-        """Raises ValueError unless `page_size` is a multiple of 16, the kernels' tile."""
-        self.model.page_size = page_size
-        self.pages.allocate(num_pages, page_size, self.weights.layers)
-
-    def read_page(self, page: int, out: U8) -> None:
-        self.pages.read(page, out)
-
-    def write_page(self, page: int, data: U8) -> None:
-        self.pages.write(page, data)
 
     def run(self, batch: Batch) -> StepOutput:
         step, kept = lib.make_step(batch)
