@@ -8,15 +8,15 @@ namespace octavo::amx {
 
 #if OCTAVO_AMX
 
-static bool allowed = true;
-
-void allow(bool tiles) { allowed = tiles; }
-
-bool available() {
+static bool granted() {
     constexpr int REQUEST_PERMISSION = 0x1023, TILE_DATA = 18;  // arch_prctl(2), Linux 5.16 and later
-    static const bool granted = syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
-    return granted && allowed;
+    static const bool answer = syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
+    return answer;
 }
+
+bool in_use = granted();
+
+void allow(bool tiles) { in_use = tiles && granted(); }
 
 struct Config {
     uint8_t palette = 1, start_row = 0, reserved[14] = {};
@@ -45,7 +45,8 @@ void shape(Shape shape, int n) {
 
 #else
 
-bool available() { return false; }
+bool in_use = false;
+
 void allow(bool) {}
 void shape(Shape, int) {}
 

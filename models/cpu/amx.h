@@ -20,9 +20,10 @@
 
 namespace octavo::amx {
 
-// Whether the processor has tiles and the system lets this process use them. Asked once; allow(false), before anything is
-// packed, has the kernels do without.
-bool available();
+// Whether the processor has tiles and the system lets this process use them. Asked when the library is loaded;
+// allow(false), before anything is packed, has the kernels do without.
+extern bool in_use;
+INLINE bool available() { return OCTAVO_AMX && in_use; }
 void allow(bool tiles);
 
 // Every shape has result tiles 0-3.

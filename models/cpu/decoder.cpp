@@ -47,7 +47,7 @@ struct Workspace {
     std::vector<bf16> b16, inner;
     std::vector<int8_t> i8;
     std::vector<uint8_t> query;
-    std::vector<int32_t> page, slot, sequence;
+    std::vector<int32_t> slot, sequence;
     std::vector<Unit> units, folds;
     std::vector<Scratch> own;
     std::vector<SampleScratch> sampler;
@@ -61,7 +61,7 @@ struct Workspace {
         auto grow = [](auto& v, size_t n) { if (v.size() < n) v.resize(n); };
         grow(x, t * m.hidden), grow(qkv, t * (m.heads + 2 * m.kv_heads) * m.dim), grow(attended, t * m.heads * m.dim);
         grow(gate_up, t * 2 * m.intermediate), grow(logits, l * m.vocab), grow(query, t * m.heads * m.dim * 4);
-        grow(page, t), grow(slot, t), grow(sequence, t), grow(own, (size_t)threads), grow(sampler, (size_t)threads);
+        grow(slot, t), grow(sequence, t), grow(own, (size_t)threads), grow(sampler, (size_t)threads);
         grow(f32, most * widest), grow(b16, most * widest), grow(i8, most * widest);
         grow(scale, most * widest / GROUP), grow(total, most * widest / GROUP), grow(inner, most * m.intermediate);
     }
