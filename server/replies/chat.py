@@ -111,12 +111,15 @@ def _choice(index: int, delta: Delta, shape: ChatShape) -> dict[str, Any]:
     return body
 
 
+def _thoughts(parts: Sequence[Part]) -> dict[str, Any]:
+    """The field that holds them, if there are any."""
+    thoughts = "".join([part.text for part in parts if part.kind == "reasoning"])
+    return {"reasoning_content": thoughts} if thoughts else {}
+
+
 def _beside_text(parts: Sequence[Part], choice: Choice) -> dict[str, Any]:
     """What a chunk says beside text: one entry for each call it adds to, with id and name in the call's first."""
-    fields: dict[str, Any] = {}
-    thoughts = "".join([part.text for part in parts if part.kind == "reasoning"])
-    if thoughts:
-        fields["reasoning_content"] = thoughts
+    fields = _thoughts(parts)
     calls: list[dict[str, Any]] = []
     for part in parts:
         if part.kind != "call":
@@ -136,10 +139,7 @@ def _beside_text(parts: Sequence[Part], choice: Choice) -> dict[str, Any]:
 
 def _whole_message(parts: Sequence[Part]) -> dict[str, Any]:
     """Thoughts and calls of a whole answer. With calls and no text, the content is null."""
-    fields: dict[str, Any] = {}
-    thoughts = "".join([part.text for part in parts if part.kind == "reasoning"])
-    if thoughts:
-        fields["reasoning_content"] = thoughts
+    fields = _thoughts(parts)
     calls: list[dict[str, Any]] = []
     for part in parts:
         if part.kind == "call" and part.name:
