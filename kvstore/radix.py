@@ -420,12 +420,18 @@ class RadixTree:
         return child
 
     def _extend(self, leaf: Node, tokens: I32, pages: list[I32]) -> None:
-        """Append to a leaf. Where it ended inside a page, the caller's page of that block replaces its own."""
+        """Append to a leaf. Where it ended inside a page, the caller's page of that block replaces its own.
+
+        A caller whose window has moved on has none, and the leaf's own holds only the block's beginning: a hole.
+        """
         if leaf.end % self.page_size:
             for group, run in enumerate(pages):
-                self._replace_last_page(leaf, group, int(run[0]))
                 if run[0] != NO_PAGE:
+                    self._replace_last_page(leaf, group, int(run[0]))
                     self._pools[group].uncache(run[:1])  # counted by the leaf's last page now
+                elif leaf.pages[group][-1] != NO_PAGE:
+                    self._pools[group].uncache(leaf.pages[group][-1:])
+                    leaf.pages[group][-1] = NO_PAGE
             pages = [run[1:] for run in pages]
         leaf.pages = [np.concatenate((old, new)) for old, new in zip(leaf.pages, pages, strict=True)]
         leaf.tokens = np.concatenate((leaf.tokens, tokens))

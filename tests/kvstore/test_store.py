@@ -683,6 +683,22 @@ def test_what_a_windowed_group_has_lost_is_filled_in_when_it_is_computed_again()
     assert store.match_length(tokens[:13]) == 12
 
 
+def test_a_leaf_that_grows_loses_a_windowed_page_of_which_it_has_only_the_beginning() -> None:
+    store = make(groups=TWO)
+    tokens = text(1, 13)
+    remember(store, tokens[:1])
+    seq = store.open(tokens, use_cache=False)
+    assert seq is not None
+    for end in (12, 13):  # before the second step the first page leaves the window
+        assert store.reserve(seq, end)
+        store.drain_copies()
+        seq.computed = end
+    store.close(seq, tokens, 13)
+    store.check_integrity()
+    assert store.match_length(tokens[:6]) == 0, "the tree's page of block 0 holds one token of four"
+    assert store.match_length(tokens) == 12
+
+
 def test_going_back_behind_the_window_is_refused() -> None:
     store = make(groups=TWO)
     seq = begin(store, text(1, 8))
