@@ -25,8 +25,11 @@ struct Config {
     void tile(int number, int count, int bytes) { rows[number] = (uint8_t)count, row_bytes[number] = (uint16_t)bytes; }
 };
 
+static thread_local int current = -1;  // what this thread's tiles are shaped for, as far as we know
+
+void forget() { current = -1; }
+
 void shape(Shape shape, int n) {
-    thread_local int current = -1;
     if (current == 32 * shape + n) return;
     current = 32 * shape + n;
     Config c;
@@ -49,6 +52,7 @@ bool in_use = false;
 
 void allow(bool) {}
 void shape(Shape, int) {}
+void forget() {}
 
 #endif
 

@@ -1,7 +1,8 @@
 // Tile registers (Intel AMX): permission, and the shapes of tiles that the kernels use.
 //
 // A tile product of bfloat16 does not round as the vector unit does, so a kernel uses tiles for every row count or for
-// none. NOTE: tile registers belong to a thread; call shape() before using them, whatever ran before.
+// none. NOTE: tile registers belong to a thread, and other libraries (torch's oneDNN) shape or release them on the same
+// threads: a job begins with forget(), and every operation calls shape() before it uses them.
 #pragma once
 #include "simd.h"
 
@@ -33,5 +34,6 @@ enum Shape : int {
 };
 
 void shape(Shape shape, int n);
+void forget();
 
 }  // namespace octavo::amx

@@ -82,6 +82,15 @@ struct Engine {
     Pool pool;
     Workspace work;
     explicit Engine(int threads) : pool(threads) {}
+
+    // Run `job(thread)` on every thread, whatever others have done with their tiles since the last.
+    template <class F>
+    void run(const F& job) {
+        pool.run([&](int thread) {
+            amx::forget();
+            job(thread);
+        });
+    }
 };
 
 // y = x / sqrt(mean(x^2) + eps) * weight, one row in the form the next matrix reads.
@@ -235,7 +244,7 @@ void attend_rows_only(Engine& e, const Model& m, const Layer& layer, const Step&
     const int q = m.heads * m.dim, width = q + 2 * m.kv_heads * m.dim;
     const KV<E> kv{(E*)layer.keys, (E*)layer.values, m.heads, m.kv_heads, m.dim, m.page_size, layer.window};
     copy_pages<E>(m, layer, s);
-    e.pool.run([&](int thread) {
+    e.run([&](int thread) {
         e.pool.loop(s.rows, 4, [&](int r) {
             const float* row = rows + (size_t)r * width;
             for (int d = 0; d < q; d++) ((E*)w.query.data())[(size_t)r * q + d] = Packed<E>::one(row[d]);
@@ -253,7 +262,7 @@ void run_step(Engine& e, const Model& m, const Step& s) {
     Workspace& w = e.work;
     w.fit(m, s, e.pool.threads());
     plan_rows(e, m, s);
-    e.pool.run([&](int thread) {
+    e.run([&](int thread) {
         e.pool.loop(m.layers, 1, [&](int l) { copy_pages<E>(m, m.layer[l], s); });
         e.pool.loop(s.rows, 4, [&](int r) { unpack_row(m.embedding, s.tokens[r], w.x.data() + (size_t)r * m.hidden); });
         for (int l = 0; l < m.layers; l++) run_layer<E>(e, m, m.layer[l], s, thread);
@@ -307,7 +316,7 @@ void octavo_linear(void* engine, const Matrix* w, const float* x, int rows, floa
     const size_t n = (size_t)(rows + BLOCK) * w->ins;
     grow(e.work.f32, n), grow(e.work.b16, n), grow(e.work.i8, n), grow(e.work.scale, n / GROUP), grow(e.work.total, n / GROUP);
     const Rows form = e.work.rows(0, rows, w->ins);
-    e.pool.run([&](int) {
+    e.run([&](int) {
         e.pool.loop(rows, 4, [&](int r) { write_row(form, form_of(w->format), r, [&](int i) { return load<f32x16>(x + (size_t)r * w->ins + 16 * i); }); });
         linear(Team{&e.pool}, w, 1, form, {out, (size_t)w->outs, false});
     });

@@ -9,6 +9,7 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 import pytest
+import torch
 
 from models.cpu import library as lib
 from models.cpu.memory import Arena
@@ -116,3 +117,15 @@ def test_activations_of_any_size_survive_quantisation(form: int) -> None:
     assert relative_error(native(x)[1], x[1] @ weight.T) < 0.12
     assert relative_error(native(x)[2], x[2] @ weight.T) < 0.12
     assert not native(np.zeros_like(x)).any()
+
+
+def test_other_libraries_may_use_tile_registers_on_the_same_thread() -> None:
+    weight, x = floats(10, OUTS), floats(11, 40)
+    native = Native("F32", weight.view(np.uint8), lib.BF16)
+    before = native(x)
+    narrow = torch.from_numpy(x).bfloat16()
+    integers = torch.ones((256, 256), dtype=torch.int8)
+    for _ in range(3):  # torch shapes the tiles for its own products, and releases them
+        torch._int_mm(integers, integers)
+        assert (narrow @ narrow.T).isfinite().all()
+        assert np.array_equal(native(x), before)
