@@ -28,6 +28,9 @@ class StepRecord:
     prefill_tokens: int = 0  # rows of sequences that had more than one token to compute
     decode_rows: int = 0
     sampled_tokens: int = 0
+    drafted_tokens: int = 0  # that this step verified
+    accepted_tokens: int = 0  # of them
+    drafts: tuple[tuple[str, int, int], ...] = ()  # for each sequence that had one: proposer, drafted, accepted
     cached_tokens: int = 0  # prompt tokens that the sequences admitted by this step found in the cache
     sequences: tuple[tuple[str, int, int], ...] = ()  # request id, choice, rows
     admitted: tuple[str, ...] = ()  # request ids
@@ -65,6 +68,8 @@ class RequestLife:
     dropped_events: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0  # over all choices, stop tokens included
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
     preemptions: int = 0
     admitted_at: float | None = None
     first_token_at: float | None = None
