@@ -19,6 +19,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from config.errors import ConfigError
 from config.sizes import MemoryAmount, parse_amount, parse_size
+from config.speculative import SpeculativeConfig
 
 ENV_PREFIX = "OCTAVO_"
 
@@ -139,6 +140,16 @@ class Settings(BaseModel):
         Flag(_SCHEDULING),
         "order of waiting requests: by arrival, by their `priority` field, or by how much of them is cached",
         "fcfs",
+    )
+    speculative_config: SpeculativeConfig | None = _setting(
+        Flag(_SCHEDULING, "JSON"),
+        'draft tokens ahead and verify them, such as {"method": "ngram"}; off when not given',
+        None,
+    )
+    speculative_acceptance: Literal["keyed", "rejection"] = _setting(
+        Flag(_SCHEDULING),
+        "which drafts count: those that the undrafted run would have sampled, or by rejection sampling",
+        "keyed",
     )
 
     host: str = _setting(Flag(_HTTP, "HOST"), "address to listen on; 0.0.0.0 for all", "127.0.0.1")
@@ -290,9 +301,10 @@ def _explain(error: ValidationError, origins: Mapping[str, str]) -> str:
     """The first of pydantic's complaints as one line: `--port must be ... , not 'abc' (from the environment)`."""
     first = error.errors(include_url=False, include_context=False)[0]
     name = str(first["loc"][0])
+    within = " ".join(map(str, first["loc"][1:]))
     message = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ").partition(", unable to")[0]
     message = message if message.startswith("must") else f"must be {message[0].lower()}{message[1:]}"
     # A key must not end up in a log.
     got = "" if name in SECRETS else f", not {first['input']!r}"
     origin = f" ({origins[name]})" if origins.get(name) else ""
-    return f"{flag_of(name)} {message}{got}{origin}"
+    return f"{flag_of(name)}{within and ' ' + within} {message}{got}{origin}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,8 @@ OTHER_VALUES = {
     "max_num_batched_tokens": "99",
     "max_queued_requests": "9",
     "scheduling_policy": "priority",
+    "speculative_config": '{"method": "ngram"}',
+    "speculative_acceptance": "rejection",
     "host": "0.0.0.0",
     "port": "9",
     "api_key": "k",
@@ -120,6 +123,18 @@ def test_every_setting_has_a_flag_an_environment_twin_and_a_file_key(file: Path)
         file.write_text(f"{name.replace('_', '-')}: {value}\n")
         by_file = load("--config", str(file))
         assert by_file.model_copy(update={"config": None}) == by_flag
+
+
+def test_a_wrong_speculative_config_is_refused_by_the_name_of_its_key() -> None:
+    for text, named in (
+        ('{"method": "ngrams"}', "--speculative-config method must be"),
+        ('{"method": "ngram", "num_speculative_tokens": 0}', "num_speculative_tokens must be greater"),
+        ('{"method": "draft_model"}', '"model"'),
+        ('{"method": "self", "depth": 1}', "--speculative-config depth"),
+        ("[]", "must be a JSON object"),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(named)):
+            load("--speculative-config", text)
 
 
 def test_several_names_are_words_on_the_command_line_commas_in_the_environment_and_a_list_in_the_file(
