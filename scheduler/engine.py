@@ -401,6 +401,7 @@ class Engine:
             count == 1 and sequence.computed >= sequence.prompt_length
             for sequence, count in zip(plan.sequences, plan.rows, strict=True)
         )
+        ends = [sequence.computed + count for sequence, count in zip(plan.sequences, plan.rows, strict=True)]
         stats = self.kv.stats()
         return StepRecord(
             self.steps,
@@ -409,6 +410,10 @@ class Engine:
             rows=rows,
             prefill_tokens=rows - decoding,
             decode_rows=decoding,
+            context_tokens=sum(ends),
+            attended_tokens=sum(
+                [count * end - count * (count - 1) // 2 for count, end in zip(plan.rows, ends, strict=True)]
+            ),
             sampled_tokens=len(step.sampled),
             cached_tokens=sum(
                 sequence.cached_tokens for sequence in plan.admitted if sequence.index == 0 and not sequence.preemptions

@@ -27,6 +27,8 @@ class StepRecord:
     rows: int = 0
     prefill_tokens: int = 0  # rows of sequences that had more than one token to compute
     decode_rows: int = 0
+    context_tokens: int = 0  # that its sequences held together after it
+    attended_tokens: int = 0  # summed over its rows
     sampled_tokens: int = 0
     drafted_tokens: int = 0  # that this step verified
     accepted_tokens: int = 0  # of them

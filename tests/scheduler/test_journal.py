@@ -21,6 +21,8 @@ def test_a_step_record_says_what_ran_and_what_it_cost(tools: Any) -> None:
         assert (first.running, first.waiting, first.waiting_reasons) == (1, 1, {"budget": 1})
         assert (second.rows, second.prefill_tokens, second.sampled_tokens) == (12, 12, 2)
         assert (third.rows, third.decode_rows, third.finished) == (2, 2, 2)
+        assert (first.context_tokens, first.attended_tokens) == (20, sum(range(1, 21)))
+        assert (second.context_tokens, second.attended_tokens) == (32, sum(range(21, 31)) + 1 + 2)
         assert first.pages_free + first.pages_evictable + first.pages_used == 256
         assert first.pages_used >= 8
         assert list(bench.engine.journal.steps) == bench.records
