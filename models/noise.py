@@ -4,14 +4,15 @@ Nothing is drawn and no state is kept, so a token does not depend on who shares 
 This is the numpy reference; `models.torch_sampler` and `models/cpu/sampler_noise.h` give the same integers bit for bit
 and the same floats to one part in a million.
 
-    words[0..3] = Philox4x32-10(counter = (index // 4, position, 0, 0), key = (seed mod 2^32, seed div 2^32 mod 2^32))
+    words[0..3] = Philox4x32-10(counter = (index // 4, position, use, 0), key = (seed mod 2^32, seed div 2^32 mod 2^32))
     x           = words[index % 4]                                   32 bits
     v           = min((float32(x) + 0.5) * 2^-32, 1 - 2^-24)         float32, uniform in (0, 1)
     noise       = float32(-log(-log1p(-v)))                          Gumbel, between -2.82 and 22.88
 
-float32(x) rounds to nearest. v keeps 24 significant bits wherever it lies, so it is finest near 0, which is where the
-noise is large and the winner is decided: two tokens hardly ever tie. (A uniform of 24 bits in equal steps would give
-the lower id an edge of about one per cent between the tokens of a flat distribution over a large vocabulary.)
+`use` is 0 for this noise; `models.rejection` has another, so that its numbers are never these. float32(x) rounds to
+nearest. v keeps 24 significant bits wherever it lies, so it is finest near 0, which is where the noise is large and the
+winner is decided: two tokens hardly ever tie. (A uniform of 24 bits in equal steps would give the lower id an edge of
+about one per cent between the tokens of a flat distribution over a large vocabulary.)
 
 Source: Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011, for Philox.
 """
@@ -47,13 +48,13 @@ def philox(counter: tuple[U64, U64, U64, U64], key: tuple[U64, U64]) -> tuple[U6
     return c0, c1, c2, c3
 
 
-def noise_bits(seeds: I64, positions: I32, vocab_size: int) -> U32:
+def noise_bits(seeds: I64, positions: I32, vocab_size: int, use: int = 0) -> U32:
     """The 32 random bits of every (row, vocabulary index), [L, vocab_size], for seeds [L] and positions [L]."""
     keys = seeds.astype(np.int64)[:, None].view(np.uint64)
     blocks = np.arange((vocab_size + 3) // 4, dtype=np.uint64)[None, :]
     rows = positions.astype(np.uint64)[:, None]
     zero = np.zeros((1, 1), np.uint64)
-    words = philox((blocks, rows, zero, zero), (keys & np.uint64(MASK32), keys >> np.uint64(32)))
+    words = philox((blocks, rows, zero + np.uint64(use), zero), (keys & np.uint64(MASK32), keys >> np.uint64(32)))
     bits: U32 = np.stack(words, axis=-1).astype(np.uint32).reshape(len(seeds), -1)[:, :vocab_size]
     return bits
 

@@ -21,7 +21,7 @@ the raw logits. A row in which anything is NaN or +inf, or everything is -inf, g
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -89,3 +89,19 @@ class SamplingBatch:
     bias_value: F32 | None = None
     mask: U32 | None = None  # [M, ceil(vocab / 32)] token t may be chosen when bit t % 32 of word t // 32 is set
     mask_row: I32 | None = None  # [L] row of `mask` for each logit row, -1 for none; None with `mask`
+
+    def rows(self, which: slice | npt.NDArray[np.intp]) -> SamplingBatch:
+        """Those of some of the rows, which are in ascending order."""
+        index = np.arange(len(self.temperature))[which]
+        per_row = ("temperature", "top_p", "top_k", "min_p", "seed", "position", "target")
+        optional = ("row_logprobs", "presence", "frequency", "repetition", "count_row", "mask_row")
+        changes = {name: getattr(self, name)[index] for name in per_row}
+        changes |= {name: value[index] for name in optional if (value := getattr(self, name)) is not None}
+        if self.bias_row is not None and self.bias_token is not None and self.bias_value is not None:
+            ours = np.isin(self.bias_row, index)
+            changes |= {
+                "bias_row": np.searchsorted(index, self.bias_row[ours]).astype(np.int32),
+                "bias_token": self.bias_token[ours],
+                "bias_value": self.bias_value[ours],
+            }
+        return replace(self, **changes)

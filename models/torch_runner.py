@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import torch
 
 from models.attention.base import AttentionBackend
 from models.base import F32, U8, Batch, StepOutput
 from models.decoder import Decoder
-from models.sampling import SamplingBatch
 from models.torch_sampler import sample
 
 LOGIT_SLICE = 256  # logit rows in memory at a time: a prompt's logprobs would else take length x vocabulary floats
@@ -41,10 +38,7 @@ class TorchRunner:
         hidden = self.decoder.hidden(batch, self.attention)
         rows = torch.from_numpy(batch.logit_rows).to(hidden.device)
         parts = [
-            sample(
-                self.decoder.logits(hidden[rows[i : i + LOGIT_SLICE]]), slice_rows(batch.sampling, i, i + LOGIT_SLICE)
-            )
-            for i in range(0, len(rows), LOGIT_SLICE)
+            sample(self.decoder.logits(hidden[rows[part]]), batch.sampling.rows(part)) for part in slices(len(rows))
         ]
         return join(parts) if len(parts) != 1 else parts[0]
 
@@ -55,20 +49,9 @@ class TorchRunner:
         return self.decoder.logits(hidden[torch.from_numpy(batch.logit_rows).to(hidden.device)]).cpu().numpy()
 
 
-def slice_rows(sampling: SamplingBatch, first: int, last: int) -> SamplingBatch:
-    """The logit rows [first, last) of a step's sampling parameters."""
-    per_row = ("temperature", "top_p", "top_k", "min_p", "seed", "position", "target")
-    optional = ("row_logprobs", "presence", "frequency", "repetition", "count_row", "mask_row")
-    changes = {name: getattr(sampling, name)[first:last] for name in per_row}
-    changes |= {name: value[first:last] for name in optional if (value := getattr(sampling, name)) is not None}
-    if sampling.bias_row is not None and sampling.bias_token is not None and sampling.bias_value is not None:
-        a, b = np.searchsorted(sampling.bias_row, (first, last))
-        changes |= {
-            "bias_row": sampling.bias_row[a:b] - np.int32(first),
-            "bias_token": sampling.bias_token[a:b],
-            "bias_value": sampling.bias_value[a:b],
-        }
-    return replace(sampling, **changes)
+def slices(count: int) -> list[slice]:
+    """Runs of `count` logit rows that may be in memory together."""
+    return [slice(first, first + LOGIT_SLICE) for first in range(0, count, LOGIT_SLICE)]
 
 
 def join(parts: list[StepOutput]) -> StepOutput:

@@ -50,20 +50,38 @@ def sample(logits: torch.Tensor, batch: SamplingBatch) -> StepOutput:
 def sample_on_device(logits: torch.Tensor, batch: SamplingBatch) -> Samples:
     """`sample` without the copy to the host: enqueues work and does not wait for it."""
     x = _processed(logits, batch)
-    peak = x.amax(dim=1, keepdim=True)  # NaN when anything in the row is NaN
-    usable = peak.isfinite().squeeze(1)
     tokens = x.argmax(dim=1)
     drawing = np.flatnonzero((batch.temperature > 0) & (batch.target < 0))
     if drawing.size:
         rows = _to(drawing, x)
-        tokens[rows] = _draw(x[rows], peak[rows], batch, drawing)
+        seeds, positions = _to(batch.seed[drawing], x), _to(batch.position[drawing], x)
+        noise = gumbel_noise(seeds, positions, x.shape[1])
+        tokens[rows] = (_scaled(x[rows], batch, drawing) + noise).argmax(dim=1)
     if (batch.target >= 0).any():
         target = _to(batch.target, x).long()
         tokens = torch.where(target >= 0, target, tokens)
-    tokens = torch.where(usable, tokens, -1)
-    if batch.num_logprobs < 0:
-        return Samples(tokens, None, None, None)
-    return _report(x, peak, tokens, usable, batch)
+    return _report(x, tokens, batch)
+
+
+def distributions(logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
+    """What `sample` draws from: the probabilities [L, V] float64 of every token. Certainty at temperature 0; NaN in
+    rows that cannot be sampled. The batch has no targets."""
+    x = _processed(logits, batch)
+    weights = torch.zeros_like(x, dtype=torch.float64).scatter_(1, x.argmax(dim=1, keepdim=True), 1.0)
+    drawing = np.flatnonzero(batch.temperature > 0)
+    if drawing.size:
+        weights[_to(drawing, x)] = _scaled(x[_to(drawing, x)], batch, drawing).double().exp()
+    return torch.where(_peak(x).isfinite(), weights / weights.sum(dim=1, keepdim=True), torch.nan)
+
+
+def report(logits: torch.Tensor, tokens: torch.Tensor, batch: SamplingBatch) -> StepOutput:
+    """`sample`, but of rows whose tokens [L] have been chosen already."""
+    return _report(_processed(logits, batch), tokens, batch).to_host()
+
+
+def _peak(x: torch.Tensor) -> torch.Tensor:
+    """The largest of each row [L, 1]; NaN when anything in the row is NaN."""
+    return x.amax(dim=1, keepdim=True)
 
 
 def _to(array: npt.NDArray[Any], like: torch.Tensor) -> torch.Tensor:
@@ -112,13 +130,13 @@ def _penalise(x: torch.Tensor, batch: SamplingBatch, rows: npt.NDArray[np.intp])
     return x - torch.where(times > 0, presence, 0.0)
 
 
-def _draw(x: torch.Tensor, peak: torch.Tensor, batch: SamplingBatch, rows: npt.NDArray[np.intp]) -> torch.Tensor:
-    """The tokens [R] of rows with a temperature, for x [R, V] and peak [R, 1]; `rows` are their places in the batch."""
+def _scaled(x: torch.Tensor, batch: SamplingBatch, rows: npt.NDArray[np.intp]) -> torch.Tensor:
+    """Logits [R, V] of rows with a temperature after that and the filters; `rows` are their places in the batch."""
     vocab_size = x.shape[1]
     with np.errstate(divide="ignore", over="ignore"):
         factor = np.minimum(np.float32(1) / batch.temperature[rows], LARGEST_FACTOR)
         floor = np.log(batch.min_p[rows].astype(np.float64)).astype(np.float32)
-    scaled = (x - peak) * _to(factor, x)[:, None]
+    scaled = (x - _peak(x)) * _to(factor, x)[:, None]
     scaled = scaled.masked_fill(scaled < _to(floor, x)[:, None], -torch.inf)
     top_k = np.where(batch.top_k[rows] > 0, batch.top_k[rows], vocab_size)
     top_p = batch.top_p[rows].astype(np.float64)
@@ -127,8 +145,7 @@ def _draw(x: torch.Tensor, peak: torch.Tensor, batch: SamplingBatch, rows: npt.N
         which = _to(filtered, x)
         kept = _filtered(x[which], scaled[which], _to(top_k[filtered], x), _to(top_p[filtered], x))
         scaled = scaled.index_copy(0, which, kept)
-    seeds, positions = _to(batch.seed[rows], x), _to(batch.position[rows], x)
-    return (scaled + gumbel_noise(seeds, positions, vocab_size)).argmax(dim=1)
+    return scaled
 
 
 def _filtered(x: torch.Tensor, scaled: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
@@ -158,10 +175,14 @@ def _order_keys(x: torch.Tensor) -> torch.Tensor:
     return bits.long() * 2**32 + torch.arange(x.shape[1] - 1, -1, -1, device=x.device)
 
 
-def _report(
-    x: torch.Tensor, peak: torch.Tensor, tokens: torch.Tensor, usable: torch.Tensor, batch: SamplingBatch
-) -> Samples:
-    """The logprobs of the tokens and of the most likely, for the rows that want them; -inf and -1 elsewhere."""
+def _report(x: torch.Tensor, tokens: torch.Tensor, batch: SamplingBatch) -> Samples:
+    """The tokens, -1 for rows that cannot be sampled, and for the rows that want them the logprobs of these and of the
+    most likely; -inf and -1 elsewhere."""
+    peak = _peak(x)
+    usable = peak.isfinite().squeeze(1)
+    tokens = torch.where(usable, tokens, -1)
+    if batch.num_logprobs < 0:
+        return Samples(tokens, None, None, None)
     columns, vocab_size = batch.num_logprobs, x.shape[1]
     logprobs = x.new_full((len(x),), -torch.inf)
     top_ids = tokens.new_full((len(x), columns), -1)
