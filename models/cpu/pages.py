@@ -22,15 +22,30 @@ class NativePages:
 
     model: lib.Model
     layers: Any  # an array of lib.Layer
+    memory: Arena
+    halves: U8  # [2 * layers, pages, bytes]
 
     def __init__(self, config: ModelConfig, *, float32: bool, threads: int) -> None:
         self.library = lib.load_library()
         self.config, self.float32 = config, float32
         self.engine = self.library.octavo_engine(threads)
+        self.host: NativePages | None = None  # whose threads these are
 
     def __del__(self) -> None:
-        if getattr(self, "engine", None):
+        if getattr(self, "engine", None) and self.host is None:
             self.library.octavo_engine_free(self.engine)
+
+    def join(self, host: NativePages, *, pages: bool) -> None:
+        """Compute with the host's threads and, with `pages`, in its allocated KV memory instead of an own one.
+
+        Their steps never overlap. To share pages both need one shape and type of keys and values.
+        """
+        self.library.octavo_engine_free(self.engine)
+        self.host, self.engine = host, host.engine
+        if pages:
+            self.model.page_size, self.memory, self.halves = host.model.page_size, host.memory, host.halves
+            for layer, theirs in zip(self.layers, host.layers, strict=True):
+                layer.keys, layer.values = theirs.keys, theirs.values
 
     def page_bytes(self, page_size: int) -> int:
         """Bytes of one page over all layers."""
