@@ -1,9 +1,11 @@
-"""`make bench`: start the daemon, drive the standard request sets, print one table and keep the figures.
+"""`octavo loadtest` and `make bench`: drive request sets at a server, print one table, keep figures and a page.
 
-    python -m loadtest.bench                            the default model, the standard set
-    python -m loadtest.bench --serve "--threads 4"      with flags for the daemon
-    python -m loadtest.bench chat:48:16 decode:16:16    only these sets (kind:requests:concurrency)
-    python -m loadtest.bench --url http://127.0.0.1:9000 --model NAME      another server, already running
+    octavo loadtest http://127.0.0.1:9000                    the standard sets, on any server of OpenAI's API
+    octavo loadtest URL chat:48:16 decode:16:16              KIND:REQUESTS:CONCURRENCY
+    octavo loadtest URL chat:200 --rate 4 --slo ttft=500,tpot=50        an open loop: four requests a second
+    octavo loadtest URL chat:1000 --find-capacity --slo ttft=500        the highest rate that keeps this
+    octavo loadtest --compare before.json after.json         what has changed, and whether that is chance
+    octavo loadtest --serve "--threads 4"                    on a daemon of its own, with these flags
 
 Runs in a process of its own beside the server, which it knows as a command and a URL. Let nothing else run.
 """
@@ -11,136 +13,204 @@ Runs in a process of its own beside the server, which it knows as a command and 
 from __future__ import annotations
 
 import argparse
-import asyncio
+import json
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 from rich.console import Console
 from rich.table import Table
 
-from loadtest.driver import Answer, Figures, drive, summarise
-from loadtest.ratios import tpot_spread
+from loadtest import difference
+from loadtest.capacity import highest_rate
+from loadtest.driver import TIMEOUT_SECONDS
+from loadtest.figures import Answer, Figures, Slo, details
+from loadtest.ratios import Row, tpot_spread
+from loadtest.report import page
 from loadtest.results import RESULTS, new_path, write
+from loadtest.run import How, Run, measure
 from loadtest.servers import Server, daemon, first_model, get_json
-from loadtest.workloads import KINDS, make
 
 STANDARD = ("single:2:1", "decode:16:16", "chat:48:16", "prefix:40:8", "prefill:16:4", "long:6:3")
+TRIAL_SECONDS = 30.0  # of one rate, in the search for the capacity
+LEAST_REQUESTS = 10  # of one rate
+ATTAINED = 0.99  # share of requests that an objective is kept by when it counts as kept
 
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """One set to drive."""
-
-    kind: str
-    requests: int
-    concurrency: int
-
-    @classmethod
-    def parse(cls, text: str) -> Run:
-        """`chat:48:16`; ArgumentTypeError otherwise."""
-        kind, *numbers = text.split(":")
-        if kind not in KINDS or len(numbers) != 2 or not all(number.isdigit() and int(number) for number in numbers):
-            raise argparse.ArgumentTypeError(
-                f"{text!r} is not KIND:REQUESTS:CONCURRENCY with KIND of {', '.join(KINDS)}"
-            )
-        return cls(kind, int(numbers[0]), int(numbers[1]))
+# Of the table: what it is called, the field of `Figures`, and its format.
+SHOWN = (
+    ("failed", "failed", "d"),
+    ("left by the client", "left", "d"),
+    ("TTFT p50 ms", "ttft_p50", ""),
+    ("TTFT p99 ms", "ttft_p99", ""),
+    ("TPOT p50 ms", "tpot_p50", ""),
+    ("TPOT p99 ms", "tpot_p99", ""),
+    ("TPOT p99/p50", "tpot_spread", ".2f"),
+    ("ITL p50 ms", "itl_p50", ""),
+    ("ITL p99 ms", "itl_p99", ""),
+    ("E2E p50 ms", "e2e_p50", ""),
+    ("E2E p99 ms", "e2e_p99", ""),
+    ("output tok/s", "output_tokens_per_second", ""),
+    ("prompt tok/s", "prompt_tokens_per_second", ""),
+    ("requests/s", "requests_per_second", ".2f"),
+    ("goodput, requests/s", "goodput", ".2f"),
+    ("within the SLO", "within_slo", ".1%"),
+    ("fairness (Jain)", "fairness", ".2f"),
+    ("client, of one core", "client_cpu", ".1%"),
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the benchmark; 1 when any request failed."""
-    options = _parser().parse_args(arguments)
-    runs = options.runs or [Run.parse(text) for text in STANDARD]
+    """Run the load test; 1 when any request failed."""
+    options = _parser().parse_intermixed_args(arguments)
     console = Console()
     try:
-        if options.url:
-            server = Server(options.url, options.model or first_model(options.url))
-            return _measure(server, runs, options.seed, console)
+        if options.compare:
+            before, after = (json.loads(path.read_text(encoding="utf-8")) for path in options.compare)
+            console.print(_shown(difference.rows(before, after)))
+            return 0
+        words: list[str] = options.words
+        url = words.pop(0).rstrip("/").removesuffix("/v1") if words and "://" in words[0] else None
+        runs = [Run.parse(word) for word in words or STANDARD]
+        how = _how(options)
+        if url is not None:
+            server = Server(url, options.model or first_model(url, how.keys))
+            return _measure(server, runs, options, how, console)
         with daemon(shlex.split(options.serve)) as server:
-            return _measure(server, runs, options.seed, console)
-    except RuntimeError as error:
-        console.print(f"bench: {error}", markup=False)
+            return _measure(server, runs, options, how, console)
+    except (RuntimeError, ValueError, KeyError, OSError, argparse.ArgumentTypeError) as error:
+        console.print(f"loadtest: {error}", markup=False, soft_wrap=True)
         return 1
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="make bench", description="Drive the standard request sets and print figures."
+        prog="octavo loadtest", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("runs", nargs="*", type=Run.parse, metavar="KIND:REQUESTS:CONCURRENCY", help=" ".join(STANDARD))
-    parser.add_argument("--serve", default="", metavar="FLAGS", help="model and flags for the daemon, as one word")
-    parser.add_argument("--url", help="measure the server that answers there instead of starting one")
-    parser.add_argument("--model", help="what that server calls its model; the first it lists when not given")
-    parser.add_argument("--seed", type=int, default=1, help="of the request sets")
+    add = parser.add_argument
+    add("words", nargs="*", metavar="URL | SET", help=f"a server, and sets; without: {' '.join(STANDARD)}")
+    add("--serve", default="", metavar="FLAGS", help="model and flags of a daemon to start when there is no URL")
+    add("--model", help="what the server calls its model; the first it lists when not given")
+    add("--seed", type=int, default=1, help="of requests and arrivals")
+    add("--rate", type=float, metavar="R", help="requests a second that come whether or not others are answered")
+    add("--arrivals", default="poisson", metavar="HOW", help="poisson, constant, burst:SIZE or ramp:RATE [poisson]")
+    add("--file", type=Path, help="of the set `sharegpt` or `trace`")
+    add("--leave", type=float, default=0.0, metavar="SHARE", help="of clients that go away in the middle")
+    add("--chat", action="store_true", help="ask /v1/chat/completions")
+    add("--natural", action="store_true", help="let answers end where the model ends them; no `ignore_eos`")
+    add("--fields", type=json.loads, default={}, metavar="JSON", help="further fields of every body")
+    add("--api-key", action="append", default=[], metavar="KEY", help="several take turns")
+    add("--timeout", type=float, default=TIMEOUT_SECONDS, metavar="SECONDS", help="of one request")
+    add("--slo", type=Slo.parse, metavar="MS", help="what a request may take: ttft=500,tpot=50,e2e=10000")
+    add("--find-capacity", action="store_true", help="search the highest rate that keeps --slo, beginning at --rate")
+    add("--trial", type=float, default=TRIAL_SECONDS, metavar="SECONDS", help="that each rate is tried for")
+    add("--compare", nargs=2, type=Path, metavar="FILE", help="figures that were kept: before, after")
     return parser
 
 
-def _measure(server: Server, runs: Sequence[Run], seed: int, console: Console) -> int:
-    results = []
-    for run in runs:
-        console.print(f"{run.kind}: {run.requests} requests, {run.concurrency} at once", style="dim")
-        figures, answers = measure(server, run, seed)
+def _how(options: argparse.Namespace) -> How:
+    if options.find_capacity and options.slo is None:
+        raise ValueError("--find-capacity needs --slo")
+    fields = ({"ignore_eos": None} if options.natural else {}) | options.fields
+    rest = (options.leave, options.file, options.slo, options.timeout)
+    return How(options.rate, options.arrivals, options.chat, options.api_key, fields, *rest)
+
+
+def _measure(server: Server, runs: Sequence[Run], options: argparse.Namespace, how: How, console: Console) -> int:
+    live = console if console.is_terminal else None
+    results: list[Figures] = []
+    entries: list[dict[str, Any]] = []
+
+    def one(run: Run, seed: int, how: How) -> Figures:
+        figures, answers = measure(server, run, seed, how, live)
         results.append(figures)
-        if figures.failed:
-            errors = "; ".join(sorted({answer.error for answer in answers if answer.error}))
-            console.print(f"{run.kind}: {figures.failed} failed: {errors}", markup=False, style="red")
-    console.print(table(results))
-    memory = _memory(server)
+        entries.append(entry(figures, answers))
+        for text, count in entries[-1]["details"]["errors"].items():
+            console.print(f"{run.kind}: {count} failed: {text}", markup=False, style="red")
+        return figures
+
+    content: dict[str, Any] = {"url": server.url, "settings": " ".join(sys.argv[1:])}
+    if options.find_capacity:
+        content["capacity"] = _capacity(one, runs, options, how, console)
+    else:
+        for run in runs:
+            at_once = f", {run.concurrency} at once" if run.concurrency else ""
+            console.print(f"{run.kind}: {run.requests} requests{at_once}", style="dim")
+            one(run, options.seed, how)
+    console.print(_shown(table(results)))
+    if "capacity" in content:
+        console.print(f"capacity: {content['capacity']:.3g} requests a second", style="bold")
+    memory = _memory(server, how.keys)
     if memory:
         console.print(_memory_line(memory))
-    path = save(results, server, memory)
-    console.print(f"written to {path}", soft_wrap=True)
-    return 1 if any(figures.failed for figures in results) else 0
+    content |= {"memory": memory, "info": get_json(f"{server.url}/info", how.keys), "figures": entries}
+    path = save(content, server, table(results))
+    console.print(f"written to {path} and {path.with_suffix('.html').name}", soft_wrap=True)
+    return 1 if any(figures.failed for figures in results) and not options.find_capacity else 0
 
 
-def measure(server: Server, run: Run, seed: int) -> tuple[Figures, list[Answer]]:
-    """Drive one set."""
-    prompts = list(make(run.kind, run.requests, seed))
-    answers, seconds = asyncio.run(drive(server.url, server.model, prompts, run.concurrency))
-    return summarise(run.kind, run.concurrency, answers, seconds), answers
+def _capacity(one: Any, runs: Sequence[Run], options: argparse.Namespace, how: How, console: Console) -> float:
+    """Try rates. Every trial has prompts of its own, or the server would know them from the one before."""
+    seeds = iter(range(options.seed, sys.maxsize))
+
+    def keeps(rate: float) -> bool:
+        count = min(runs[0].requests, max(LEAST_REQUESTS, round(rate * options.trial)))
+        figures: Figures = one(replace(runs[0], requests=count), next(seeds), replace(how, rate=rate))
+        kept = not figures.failed and (figures.within_slo or 0.0) >= ATTAINED
+        share = figures.within_slo or 0.0
+        console.print(f"{rate:.3g} requests/s: {share:.1%} in time{'' if kept else ', too few'}", highlight=False)
+        return kept
+
+    return highest_rate(keeps, how.rate or 1.0)
 
 
-def table(results: Sequence[Figures]) -> Table:
-    """The figures for people. Throughput is of output tokens, and of prompt tokens beside it."""
+def entry(figures: Figures, answers: Sequence[Answer]) -> dict[str, Any]:
+    """One set in a file."""
+    return asdict(figures) | {"details": details(answers)}
+
+
+def table(results: Sequence[Figures]) -> list[Row]:
+    """The figures for people, one column a set. Throughput is of output tokens, and of prompt tokens beside it."""
+    rows: list[Row] = [("", *(row.kind for row in results))]
+    rows.append(("requests", *(str(row.requests) for row in results)))
+    rows.append(("at once, or a second", *(str(row.concurrency or f"{row.rate or 0:.3g}/s") for row in results)))
+    for title, name, scale in SHOWN:
+        values = [getattr(row, name) if name != "tpot_spread" else tpot_spread(row) for row in results]
+        if any(value is not None for value in values) and (scale != "d" or any(values)):
+            rows.append((title, *(_short(value, scale) for value in values)))
+    return rows
+
+
+def _short(value: float | None, scale: str) -> str:
+    if value is None:
+        return "-"
+    return format(value, scale) if scale else f"{value:.0f}" if value >= 100 else f"{value:.1f}"
+
+
+def _shown(rows: Sequence[Row]) -> Table:
     shown = Table(box=None, header_style="bold", pad_edge=False, collapse_padding=True)
-    shown.add_column("set", no_wrap=True)
-    for heading in ("requests", "TTFT p50", "p99 ms", "TPOT p50", "p99 ms", "p99/p50", "out tok/s", "in tok/s"):
-        shown.add_column(heading, justify="right", no_wrap=True)
-    for row in results:
-        times = (row.ttft_p50, row.ttft_p99, row.tpot_p50, row.tpot_p99)
-        shown.add_row(
-            row.kind,
-            f"{row.requests} / {row.concurrency}",
-            *("-" if value is None else f"{value:.0f}" if value >= 100 else f"{value:.1f}" for value in times),
-            "-" if (spread := tpot_spread(row)) is None else f"{spread:.2f}",
-            f"{row.output_tokens_per_second:.1f}",
-            f"{row.prompt_tokens_per_second:.0f}",
-        )
+    for place, heading in enumerate(rows[0]):
+        shown.add_column(heading, justify="right" if place else "left", no_wrap=True)
+    for row in rows[1:]:
+        shown.add_row(*row)
     return shown
 
 
-def save(results: Sequence[Figures], server: Server, memory: dict[str, int]) -> Path:
-    """Write the figures with the machine they are of, in a new file."""
+def save(content: dict[str, Any], server: Server, shown: Sequence[Row]) -> Path:
+    """Write figures with the machine they are of in a new file, and a page of them beside it."""
     path = new_path(RESULTS)
-    write(
-        path,
-        {
-            "model": server.model,
-            "ready_seconds": server.ready_seconds,
-            "memory": memory,
-            "info": get_json(f"{server.url}/info"),
-            "figures": [asdict(figures) for figures in results],
-        },
-    )
+    write(path, {"model": server.model, "ready_seconds": server.ready_seconds, **content})
+    kept = json.loads(path.read_text(encoding="utf-8"))
+    path.with_suffix(".html").write_text(page(kept, shown), encoding="utf-8")
     return path
 
 
-def _memory(server: Server) -> dict[str, int]:
+def _memory(server: Server, keys: Sequence[str]) -> dict[str, int]:
     """Bytes the daemon holds, and what its plan says that weights and KV pool take; empty for a server not ours."""
-    info = get_json(f"{server.url}/info")
+    info = get_json(f"{server.url}/info", keys)
     plan = info.get("plan") if isinstance(info, dict) else None
     if server.pid is None or not isinstance(plan, dict):
         return {}

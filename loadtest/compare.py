@@ -26,8 +26,8 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from loadtest.bench import STANDARD, Run, measure
-from loadtest.driver import Figures
+from loadtest.bench import STANDARD
+from loadtest.figures import Figures
 from loadtest.peers.catalogue import KV_GIB, PEERS, Peer, cache_folder, chosen, python_path
 from loadtest.peers.install import install, model_for, version
 from loadtest.ratios import (
@@ -45,6 +45,7 @@ from loadtest.ratios import (
     tpot_spread,
 )
 from loadtest.results import RESULTS, new_path, write
+from loadtest.run import Run, measure
 from loadtest.servers import Server, daemon
 
 FLAGS = {"stored": [], "bfloat16": ["--dtype", "bfloat16", "--quantization", "none"]}
@@ -159,7 +160,7 @@ def _drive_peer(
                 entry["ready_seconds"] = said["ready_seconds"]
             elif "kind" in said:
                 seed = said.pop("seed")
-                _note(entry, Figures(**said), seed, console)
+                _note(entry, Figures.of(said), seed, console)
     if process.returncode:
         raise RuntimeError(f"{peer.title} ended with exit code {process.returncode}; see {log}")
     return None
@@ -241,9 +242,7 @@ def _servers(content: dict[str, Any]) -> list[Measured]:
             entry["weights"],
             entry["of_peer"],
             entry["ready_seconds"],
-            medians(
-                Figures(**{name: value for name, value in row.items() if name != "seed"}) for row in entry["figures"]
-            ),
+            medians(map(Figures.of, entry["figures"])),
         )
         for entry in content["servers"]
     ]

@@ -1,189 +1,201 @@
-"""Drive a `/v1/completions` server with a request set and time every token.
+"""Drive a completions or chat server with requests and time every piece of text.
 
-Bare asyncio streams and one JSON parse an event: the client shares the machine with the server, so it must cost
-little. Runs in whatever event loop calls `drive`. Knows the HTTP API and nothing else of the server.
+One callback for what a socket gives, a parser in C and one JSON parse an event: the client shares the machine with the
+server, so it must cost little. Runs in whatever event loop calls `drive`. Knows the HTTP API and nothing else of the
+server.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
+import contextlib
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 from urllib.parse import urlsplit
 
+import httptools
+import orjson
+
+from loadtest.figures import Answer
 from loadtest.workloads import Prompt
 
-
-@dataclass(slots=True)
-class Answer:
-    """What came back for one prompt. Times are seconds of `time.perf_counter`."""
-
-    started: float
-    status: int = 0
-    stamps: list[float] = field(default_factory=list)  # arrival of each piece of text
-    text: str = ""
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    cached_tokens: int = 0  # of the prompt, found in the server's prefix cache; 0 where it does not say
-    error: str | None = None
-
-    @property
-    def ttft(self) -> float:
-        """Seconds from sending the request to the first text."""
-        return self.stamps[0] - self.started
-
-    @property
-    def tpot(self) -> float | None:
-        """Seconds per token after the first; None for fewer than two pieces of text."""
-        if len(self.stamps) < 2:
-            return None
-        return (self.stamps[-1] - self.stamps[0]) / (max(2, self.completion_tokens or len(self.stamps)) - 1)
-
-
-@dataclass(frozen=True, slots=True)
-class Figures:
-    """What a run came to. Times in milliseconds; None where nothing could be timed."""
-
-    kind: str
-    requests: int
-    concurrency: int
-    failed: int
-    wall_seconds: float
-    prompt_tokens: int
-    completion_tokens: int
-    output_tokens_per_second: float
-    prompt_tokens_per_second: float
-    ttft_p50: float | None
-    ttft_p99: float | None
-    tpot_p50: float | None
-    tpot_p99: float | None
-    cached_tokens: int = 0  # of the prompts, where the server says so
+TIMEOUT_SECONDS = 600.0
 
 
 async def drive(
-    url: str, model: str, prompts: Iterable[Prompt], concurrency: int, extra: Mapping[str, object] | None = None
+    url: str,
+    model: str,
+    prompts: Iterable[Prompt],
+    concurrency: int,
+    extra: Mapping[str, object] | None = None,
+    *,
+    due: Sequence[float] | None = None,
+    chat: bool = False,
+    keys: Sequence[str] = (),
+    timeout_seconds: float = TIMEOUT_SECONDS,
+    started: Callable[[Answer], None] = lambda answer: None,
 ) -> tuple[list[Answer], float]:
-    """Send every prompt, at most `concurrency` at a time; the answers in order, and the seconds it all took.
+    """Send every prompt; the answers in order, and the seconds it all took.
 
-    Greedy and to the full length, unless `extra` (further fields of the body) says otherwise.
+    At most `concurrency` conversations go on at a time (0: without bound). With `due`, each begins so many seconds
+    after the start, and its time counts from then even if it is sent later. Greedy and to the full length, unless
+    `extra` (further fields of the body) says otherwise; a field that is None there is left out. `keys` take turns.
+    `started` is told of each answer as it begins.
     """
     address = urlsplit(url)
-    places = asyncio.Semaphore(concurrency)
+    server = _Server(address.hostname or "127.0.0.1", address.port, address.scheme == "https", address.path.rstrip("/"))
+    places = asyncio.Semaphore(concurrency) if concurrency else contextlib.nullcontext()
+    fields: dict[str, object] = {"model": model, "temperature": 0, "ignore_eos": True, "stream": True}
+    fields |= {"stream_options": {"include_usage": True}} | dict(extra or {})
+    fields = {name: value for name, value in fields.items() if value is not None}
 
-    async def one(prompt: Prompt) -> Answer:
-        body = {"model": model, "prompt": prompt.prompt, "max_tokens": prompt.max_tokens, "temperature": 0}
-        body |= {"ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}}
+    async def one(request: Prompt, said: Sequence[str], begins: float | None, key: int) -> Answer:
+        text = _chat(said) if chat else {"prompt": "\n".join(said)}
+        body = orjson.dumps({"max_tokens": request.max_tokens, **fields, **text})
+        answer = Answer(time.perf_counter() if begins is None else begins, key=key)
+        started(answer)
+        head = server.head("chat/completions" if chat else "completions", len(body), keys[key] if keys else None)
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                await _exchange(server, head + body, answer, request.leave_after, begins is None)
+        except TimeoutError:
+            answer.error = f"no end within {timeout_seconds:g} s"
+        except OSError as error:
+            answer.error = f"{type(error).__name__}: {error}"
+        answer.ended = time.perf_counter()
+        return answer
+
+    async def conversation(number: int, first: Prompt) -> list[Answer]:
+        begins = None if due is None else began + due[number]
+        if begins is not None:
+            await asyncio.sleep(begins - time.perf_counter())
+        answers: list[Answer] = []
+        said: list[str] = []
+        turn: Prompt | None = first
         async with places:
-            return await _complete(address.hostname or "127.0.0.1", address.port or 80, body | dict(extra or {}))
+            while turn is not None:
+                said.append(turn.prompt)
+                answers.append(await one(turn, said, begins, number % max(1, len(keys))))
+                turn, begins = turn.then if answers[-1].good else None, None
+                said.append(answers[-1].text)
+        return answers
 
     began = time.perf_counter()
-    answers = await asyncio.gather(*(one(prompt) for prompt in prompts))
-    return answers, time.perf_counter() - began
+    conversations = await asyncio.gather(*(conversation(*item) for item in enumerate(prompts)))
+    return [answer for answers in conversations for answer in answers], time.perf_counter() - began
 
 
-def summarise(kind: str, concurrency: int, answers: Sequence[Answer], wall_seconds: float) -> Figures:
-    """The figures of a run. A failed request counts nowhere but in `failed`."""
-    good = [answer for answer in answers if answer.error is None]
-    timed = [answer for answer in good if answer.stamps]
-    ttft = [answer.ttft for answer in timed]
-    tpot = [tpot for answer in timed if (tpot := answer.tpot) is not None]
-    prompt_tokens = sum(answer.prompt_tokens for answer in good)
-    completion_tokens = sum(answer.completion_tokens or len(answer.stamps) for answer in good)
-    return Figures(
-        kind=kind,
-        requests=len(answers),
-        concurrency=concurrency,
-        failed=len(answers) - len(good),
-        wall_seconds=wall_seconds,
-        prompt_tokens=prompt_tokens,
-        completion_tokens=completion_tokens,
-        output_tokens_per_second=completion_tokens / wall_seconds,
-        prompt_tokens_per_second=prompt_tokens / wall_seconds,
-        ttft_p50=quantile_ms(ttft, 0.5),
-        ttft_p99=quantile_ms(ttft, 0.99),
-        tpot_p50=quantile_ms(tpot, 0.5),
-        tpot_p99=quantile_ms(tpot, 0.99),
-        cached_tokens=sum(answer.cached_tokens for answer in good),
+def _chat(said: Sequence[str]) -> dict[str, object]:
+    roles = ("user", "assistant")
+    return {"messages": [{"role": roles[place % 2], "content": text} for place, text in enumerate(said)]}
+
+
+@dataclass(frozen=True, slots=True)
+class _Server:
+    host: str
+    port: int | None
+    tls: bool
+    path: str
+
+    def head(self, route: str, length: int, key: str | None) -> bytes:
+        authorization = f"Authorization: Bearer {key}\r\n" if key else ""
+        where = self.host if self.port is None else f"{self.host}:{self.port}"
+        return (
+            f"POST {self.path}/v1/{route} HTTP/1.1\r\nHost: {where}\r\nContent-Type: application/json\r\n"
+            f"{authorization}Connection: close\r\nContent-Length: {length}\r\n\r\n"
+        ).encode()
+
+
+async def _exchange(server: _Server, request: bytes, answer: Answer, leave_after: int | None, restart: bool) -> None:
+    """Send a request and take its answer to the end. Raises OSError when there is no connection."""
+    loop = asyncio.get_running_loop()
+    port = server.port or (443 if server.tls else 80)
+    transport, exchange = await loop.create_connection(
+        lambda: _Exchange(answer, leave_after), server.host, port, ssl=True if server.tls else None
     )
-
-
-def quantile_ms(seconds: Sequence[float], share: float) -> float | None:
-    """The value that `share` of `seconds` are below, in milliseconds; None of nothing."""
-    if not seconds:
-        return None
-    return sorted(seconds)[min(len(seconds) - 1, int(share * len(seconds)))] * 1e3
-
-
-async def _complete(host: str, port: int, body: Mapping[str, object]) -> Answer:
-    payload = json.dumps(body).encode()
-    head = (
-        f"POST /v1/completions HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Type: application/json\r\n"
-        f"Connection: close\r\nContent-Length: {len(payload)}\r\n\r\n"
-    )
-    answer = Answer(started=time.perf_counter())
     try:
-        reader, writer = await asyncio.open_connection(host, port)
-        try:
+        if restart:
             answer.started = time.perf_counter()
-            writer.write(head.encode() + payload)
-            await _read(reader, answer)
-        finally:
-            writer.close()
-    except (OSError, ValueError, LookupError, EOFError) as error:
-        answer.error = f"{type(error).__name__}: {error}"
-    return answer
+        transport.write(request)
+        await exchange.over
+    finally:
+        transport.close()
 
 
-async def _read(reader: asyncio.StreamReader, answer: Answer) -> None:
-    answer.status = int((await reader.readline()).split()[1])
-    chunked = False
-    while (line := (await reader.readline()).strip().lower()) != b"":
-        chunked |= line.startswith(b"transfer-encoding:") and b"chunked" in line
-    pieces = _chunks(reader) if chunked else _rest(reader)
-    if answer.status != 200:
-        answer.error = f"HTTP {answer.status}: " + b"".join([piece async for piece in pieces])[:200].decode(
-            errors="replace"
-        )
-        return
-    ended = False
-    async for data in _events(pieces):
-        if ended := data == b"[DONE]":
-            break
-        event = json.loads(data)
-        if "error" in event:
-            answer.error = str(event["error"])
+class _Exchange(asyncio.Protocol):
+    """Reads one answer. `over` is set at its end, whatever that was."""
+
+    def __init__(self, answer: Answer, leave_after: int | None) -> None:
+        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._answer = answer
+        self._leave_after = leave_after
+        self._parser = httptools.HttpResponseParser(self)
+        self._left = b""  # of an event that has not come whole
+        self._refusal = b""
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self._end(f"not an answer: {error.__context__ or error}")
+
+    def on_headers_complete(self) -> None:
+        self._answer.status = self._parser.get_status_code()
+
+    def on_body(self, body: bytes) -> None:
+        if self._answer.status != 200:
+            self._refusal += body
             return
+        now = time.perf_counter()
+        *lines, self._left = (self._left + body).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data:") and not self.over.done():
+                self._event(line[5:].strip(), now)
+
+    def on_message_complete(self) -> None:
+        self._cut()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._cut()
+
+    def _event(self, data: bytes, now: float) -> None:
+        if data == b"[DONE]":
+            return self._end(None)
+        event = orjson.loads(data)
+        if "error" in event:
+            return self._end(str(event["error"]))
+        answer = self._answer
         if usage := event.get("usage"):
             answer.prompt_tokens = usage["prompt_tokens"]
             answer.completion_tokens = usage["completion_tokens"]
             answer.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-        if (choices := event.get("choices")) and (text := choices[0].get("text")):
-            answer.stamps.append(time.perf_counter())
+        if (choices := event.get("choices")) and (text := _text(choices[0])):
+            answer.stamps.append(now)
             answer.text += text
-    if not ended:
-        answer.error = "the stream ended without [DONE]"
+            if len(answer.stamps) == self._leave_after:
+                answer.left = True
+                return self._end(None)
+        return None
+
+    def _cut(self) -> None:
+        """The end of what the server says."""
+        status = self._answer.status
+        if status == 200:
+            self._end("the stream ended without [DONE]")
+        elif status:
+            self._end(f"HTTP {status}: {self._refusal[:200].decode(errors='replace')}")
+        else:
+            self._end("the connection was closed without an answer")
+
+    def _end(self, error: str | None) -> None:
+        if not self.over.done():
+            self._answer.error = error
+            self.over.set_result(None)
 
 
-async def _events(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The data of each server-sent event, whichever way the bytes were cut."""
-    left = b""
-    async for piece in pieces:
-        *lines, left = (left + piece).split(b"\n")
-        for line in lines:
-            if line.startswith(b"data:"):
-                yield line[5:].strip()
-
-
-async def _chunks(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
-    """The body of a chunked answer."""
-    while size := int((await reader.readline()).partition(b";")[0], 16):
-        piece = await reader.readexactly(size + 2)
-        yield piece[:-2]
-
-
-async def _rest(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
-    """The body of an answer that ends with the connection."""
-    while piece := await reader.read(1 << 16):
-        yield piece
+def _text(choice: Mapping[str, Any]) -> str:
+    """What a choice's event adds to the answer; thoughts count."""
+    delta = choice.get("delta") or {}
+    return choice.get("text") or delta.get("content") or delta.get("reasoning_content") or ""

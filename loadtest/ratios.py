@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
-from loadtest.driver import Figures
+from loadtest.figures import Figures
 
 Row = tuple[str, ...]
 MOST_TPOT_SPREAD = 2.0  # a stream is smooth when its slow tokens take at most so many times the usual time

@@ -92,18 +92,19 @@ def answers(url: str) -> bool:
         return False
 
 
-def get_json(url: str) -> Any:
-    """The JSON there; None when there is none."""
+def get_json(url: str, keys: Sequence[str] = ()) -> Any:
+    """The JSON there, asked for with the first of `keys`; None when there is none."""
+    headers = {"Authorization": f"Bearer {keys[0]}"} if keys else {}
     try:
-        with urllib.request.urlopen(url, timeout=5) as answer:
+        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=5) as answer:
             return json.load(answer)
     except (OSError, ValueError):
         return None
 
 
-def first_model(url: str) -> str:
+def first_model(url: str, keys: Sequence[str] = ()) -> str:
     """The first model a server lists. Raises RuntimeError when it lists none."""
-    models = get_json(f"{url}/v1/models")
+    models = get_json(f"{url}/v1/models", keys)
     if not isinstance(models, dict) or not models.get("data"):
         raise RuntimeError(f"{url} lists no models")
     return str(models["data"][0]["id"])

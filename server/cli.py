@@ -34,6 +34,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     try:
         namespace, unknown = parser.parse_known_args(arguments)
+        if namespace.command == "loadtest":
+            # A client like any other: it shares no process with a server, and no source.
+            os.execv(sys.executable, [sys.executable, "-m", "loadtest.bench", *unknown])
         if (command := _WITHOUT_SETTINGS.get(namespace.command)) is not None:
             if unknown:
                 hint = f"`octavo {namespace.command} --help` lists the flags"
@@ -79,6 +82,7 @@ def _parser() -> Parser:
         description="Take every admission, preemption and eviction of a recording again and compare; 1 if one differs.",
     )
     replay.add_arguments(replaying)
+    commands.add_parser("loadtest", add_help=False, help="drive request sets at any server of this API and report")
     profiling = commands.add_parser(
         "profile",
         help="show where the time of a step goes",

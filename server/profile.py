@@ -113,7 +113,7 @@ class Watch:
             before = self._thread_times()
             self.sleeper.start()
             began = time.perf_counter()
-            command = [sys.executable, "-m", "loadtest.bench", "--url", url, *self._sets]
+            command = [sys.executable, "-m", "loadtest.bench", url, *self._sets]
             self.client_code = subprocess.run(command, check=False).returncode
             self.seconds = time.perf_counter() - began
             self.sleeper.stop()

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from loadtest.driver import Answer, summarise
+from loadtest.figures import Answer, summarise
 from loadtest.workloads import Prompt, make
 
 

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from loadtest import bench
-from loadtest.bench import STANDARD, Run, main
+from loadtest.bench import STANDARD, main
+from loadtest.figures import Answer, Figures, summarise
+from loadtest.run import How, Run
+from loadtest.servers import Server
 
 
 class Fake(BaseHTTPRequestHandler):
@@ -57,8 +62,8 @@ def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 def test_every_set_of_a_running_server_is_measured_and_kept(
     url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["--url", url, "decode:4:2", "prefill:3:3"]) == 0
-    [path] = tmp_path.iterdir()
+    assert main([url, "decode:4:2", "prefill:3:3"]) == 0
+    [path] = tmp_path.glob("*.json")
     kept = json.loads(path.read_text())
     assert kept["model"] == "fake"
     assert [(row["kind"], row["requests"], row["failed"]) for row in kept["figures"]] == [
@@ -73,13 +78,77 @@ def test_every_set_of_a_running_server_is_measured_and_kept(
 
 
 def test_a_failed_request_makes_the_benchmark_fail(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--url", url, "--model", "other", "prefill:2:1"]) == 1
+    assert main([url, "--model", "other", "prefill:2:1"]) == 1
     assert "prefill: 2 failed: HTTP 404: no such model" in capsys.readouterr().out
 
 
+def test_a_page_of_the_run_stands_beside_its_figures_and_needs_nothing_else(url: str, tmp_path: Path) -> None:
+    assert main([url, "decode:4:2", "--slo", "ttft=5000"]) == 0
+    [path] = tmp_path.glob("*.html")
+    page = path.read_text()
+    assert page.count("<svg") >= 2
+    assert "within the SLO</td><td>100.0%" in page
+    assert "time to first token" in page
+    assert not re.search(r"(src|href)=|@import|url\(", page)
+
+
+def test_requests_come_at_a_rate_of_their_own(url: str, tmp_path: Path) -> None:
+    assert main([url, "prefill:20", "--rate", "100", "--arrivals", "constant"]) == 0
+    [path] = tmp_path.glob("*.json")
+    [figures] = json.loads(path.read_text())["figures"]
+    assert (figures["rate"], figures["concurrency"], figures["wall_seconds"] > 0.19) == (100, 0, True)
+    assert figures["details"]["at"] == pytest.approx([place / 100 for place in range(20)], abs=1e-3)
+
+
+def test_a_set_without_rate_or_number_at_once_is_refused(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([url, "chat:4"]) == 1
+    assert "needs a third number" in capsys.readouterr().out
+
+
+def test_a_file_of_conversations_is_driven(url: str, tmp_path: Path) -> None:
+    turns = [("human", "Hello"), ("gpt", "one two three"), ("human", "More"), ("gpt", "four")]
+    path = tmp_path / "talk.txt"
+    path.write_text(json.dumps([{"conversations": [{"from": who, "value": text} for who, text in turns]}]))
+    assert main([url, "sharegpt:9:2", "--file", str(path)]) == 0
+    [kept] = tmp_path.glob("*.json")
+    assert json.loads(kept.read_text())["figures"][0]["requests"] == 2
+
+
+def test_two_runs_are_compared(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([url, "decode:8:2"]) == 0
+    [path] = map(str, tmp_path.glob("*.json"))
+    capsys.readouterr()
+    assert main(["--compare", path, path]) == 0
+    printed = capsys.readouterr().out
+    assert "ttft p50 ms" in printed
+    assert "no difference shown" in printed
+    assert "later" not in printed
+
+
+def test_the_capacity_is_searched_and_drawn(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rates: list[float] = []
+
+    def measure(server: Server, run: Run, seed: int, how: How, _: object) -> tuple[Figures, list[Answer]]:
+        assert how.rate is not None
+        rates.append(how.rate)
+        answers = [Answer(0.0, 200, [0.1], ended=0.1) for _ in range(run.requests)]
+        figures = summarise(run.kind, 0, answers, 1.0, slo=how.slo, rate=how.rate)
+        return replace(figures, within_slo=1.0 if how.rate <= 5 else 0.5), answers
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bench, "measure", measure)
+        assert main([url, "chat:50", "--find-capacity", "--slo", "ttft=500", "--rate", "2"]) == 0
+    [path] = tmp_path.glob("*.json")
+    assert json.loads(path.read_text())["capacity"] == pytest.approx(5, rel=0.05)
+    assert rates[:3] == [2, 4, 8]
+    assert "too few" in capsys.readouterr().out
+    assert "keep the objective" in path.with_suffix(".html").read_text()
+    assert main([url, "chat:50", "--find-capacity"]) == 1
+
+
 def test_a_server_that_is_not_there_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--url", "http://127.0.0.1:1"]) == 1
-    assert capsys.readouterr().out == "bench: http://127.0.0.1:1 lists no models\n"
+    assert main(["http://127.0.0.1:1"]) == 1
+    assert capsys.readouterr().out == "loadtest: http://127.0.0.1:1 lists no models\n"
 
 
 def test_a_daemon_that_does_not_start_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -91,7 +160,7 @@ def test_the_standard_sets_are_well_formed() -> None:
     assert [Run.parse(text).kind for text in STANDARD] == ["single", "decode", "chat", "prefix", "prefill", "long"]
 
 
-@pytest.mark.parametrize("text", ["chat", "chat:1", "chat:0:1", "chat:a:1", "nonsense:1:1", "chat:1:1:1"])
+@pytest.mark.parametrize("text", ["chat", "chat:0:1", "chat:a:1", "nonsense:1:1", "chat:1:1:1"])
 def test_a_set_written_otherwise_is_refused(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError):
         Run.parse(text)

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from loadtest import compare
-from loadtest.bench import Run
-from loadtest.driver import Figures
+from loadtest.figures import Figures
 from loadtest.peers import catalogue, install
+from loadtest.run import Run
 from loadtest.servers import Server
 
 FIGURES = Figures("chat", 4, 2, 0, 10.0, 1000, 400, 40.0, 100.0, 50.0, 90.0, 20.0, 30.0)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from loadtest.driver import Figures
+from loadtest.figures import Figures
 from loadtest.ratios import (
     Ceilings,
     Cost,
