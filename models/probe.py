@@ -49,21 +49,30 @@ def measure(threads: int) -> Ceilings:
     """Some seconds of work."""
     torch.set_num_threads(threads)
     kernels = Kernels(threads)
-    reads = [kernels.read_rate(form) for form in (lib.W4, lib.W8, lib.BF16)]
-    integers = torch.randint(-100, 100, (SIDE, SIDE), dtype=torch.int8)
-    floats = integers.float()
-    narrow = floats.bfloat16()
-    operations = 2 * SIDE**3
     return Ceilings(
-        bytes_read=max(_numpy_read_rate(threads), *reads),
-        int8_operations=max(
-            kernels.operation_rate(lib.W8),
-            kernels.operation_rate(lib.W4),
-            operations / best(lambda: torch._int_mm(integers, integers), 10),
-        ),
-        bfloat16_operations=max(kernels.operation_rate(lib.BF16), operations / best(lambda: narrow @ narrow, 10)),
-        float32_operations=max(kernels.operation_rate(lib.F32), operations / best(lambda: floats @ floats, 3)),
+        bytes_read=read_rate(kernels, threads),
+        int8_operations=max(operation_rate(kernels, form) for form in (lib.W8, lib.W4)),
+        bfloat16_operations=operation_rate(kernels, lib.BF16),
+        float32_operations=operation_rate(kernels, lib.F32),
     )
+
+
+def read_rate(kernels: Kernels, threads: int) -> float:
+    """The highest of the kernels' and numpy's."""
+    return max(_numpy_read_rate(threads), *(kernels.read_rate(form) for form in (lib.W4, lib.W8, lib.BF16)))
+
+
+def operation_rate(kernels: Kernels, form: int) -> float:
+    """In the arithmetic of a weights format: the kernels' rate or torch's, whichever is higher."""
+    kind = {lib.F32: torch.float32, lib.BF16: torch.bfloat16}.get(form, torch.int8)
+    return max(kernels.operation_rate(form), torch_rate(kind, torch.device("cpu"), SIDE))
+
+
+def torch_rate(kind: torch.dtype, device: torch.device, side: int) -> float:
+    """Operations of a square product."""
+    square = torch.randint(-100, 100, (side, side), dtype=torch.int8, device=device).to(kind)
+    product = torch._int_mm if kind == torch.int8 else torch.matmul
+    return float(2 * side**3 / best(lambda: product(square, square)[0, 0].item(), 5))  # the item waits for the device
 
 
 def best(work: Callable[[], object], times: int) -> float:
@@ -84,7 +93,8 @@ class Kernels:
         self.engine = self.library.octavo_engine(threads)
         self.memory = Arena(READ_BYTES).memory
         # Bytes that are small numbers in every format: codes and fp16 headers, bfloat16, float32.
-        self.memory.view(np.uint16)[:] = np.random.default_rng(0).integers(0x2C00, 0x3000, READ_BYTES // 2, np.uint16)
+        numbers = np.random.default_rng(0).integers(0x2C00, 0x3000, 1 << 16, np.uint16)
+        self.memory.view(np.uint16).reshape(-1, numbers.size)[:] = numbers
 
     def __del__(self) -> None:
         if getattr(self, "engine", None):

@@ -45,13 +45,14 @@ def matrix_sizes(config: ModelConfig) -> tuple[int, int]:
 
 def step_cost(runner: CpuRunner) -> StepCost:
     """The cost of a loaded model's steps."""
-    config, weights = runner.config, runner.weights
+    weights = runner.weights
+    # Of an embedding that is not the LM head too, a row a token is read, which is nothing.
+    unread = 0 if runner.config.tie_embeddings else weights.packings[EMBEDDING].nbytes
+    return cost_of(runner.config, weights.nbytes - unread, runner.page_bytes(16) // 16)
+
+
+def cost_of(config: ModelConfig, weight_bytes: int, kv_bytes_per_token: int) -> StepCost:
+    """The cost of a model whose matrices take so many bytes."""
     layers, head = matrix_sizes(config)
-    unread = 0 if config.tie_embeddings else weights.packings[EMBEDDING].nbytes  # a row of it a token, which is nothing
-    return StepCost(
-        layer_weights=layers,
-        head_weights=head,
-        weight_bytes=weights.nbytes - unread,
-        kv_bytes_per_token=runner.page_bytes(16) // 16,
-        attention_operations=4 * config.num_layers * config.num_heads * config.head_dim,
-    )
+    attention = 4 * config.num_layers * config.num_heads * config.head_dim
+    return StepCost(layers, head, weight_bytes, kv_bytes_per_token, attention)
