@@ -32,6 +32,7 @@ _KNOWN_ELSEWHERE = {
     "max_running_requests": "max_num_seqs",
     "mem_fraction_static": "kv_memory",
     "model_path": "model",
+    "otlp_traces_endpoint": "otlp_endpoint",
     "page_size": "block_size",
     "schedule_policy": "scheduling_policy",
 }
@@ -169,6 +170,9 @@ class Settings(BaseModel):
         (),
     )
     open_metrics: bool = _setting(Flag(_HTTP), "let /metrics be read without an API key", False)
+    metrics_compat: Literal["none", "vllm"] = _setting(
+        Flag(_HTTP), "give /metrics vLLM's names too, for dashboards and gateways made for it", "none"
+    )
     max_logprobs: int = _setting(
         Flag(_HTTP, "N"), "most alternatives a request may ask for beside each token", 20, ge=0
     )
@@ -206,6 +210,13 @@ class Settings(BaseModel):
     log_level: Literal["debug", "info", "warning", "error"] = _setting(
         Flag(_PROCESS), "least severe messages shown", "info"
     )
+    log_format: Literal["text", "json"] = _setting(
+        Flag(_PROCESS), "how messages are written to stderr: for people, or an object a line", "text"
+    )
+    log_prompts: bool = _setting(Flag(_PROCESS), "log what clients ask, which is left out otherwise", False)
+    otlp_endpoint: str | None = _setting(
+        Flag(_PROCESS, "URL"), "OpenTelemetry collector that gets a trace of each request: http://localhost:4318", None
+    )
 
     @field_validator("api_key", "admin_api_key", "served_model_name")
     @classmethod
@@ -213,6 +224,13 @@ class Settings(BaseModel):
         if not all(values):
             raise ValueError("must not be empty")
         return values
+
+    @field_validator("otlp_endpoint")
+    @classmethod
+    def _url(cls, value: str | None) -> str | None:
+        if value is not None and not value.startswith(("http://", "https://")):
+            raise ValueError("must be a URL such as http://localhost:4318")
+        return value
 
     @classmethod
     def load(cls, flags: Mapping[str, object], environment: Mapping[str, str]) -> Self:

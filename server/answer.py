@@ -10,6 +10,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from server.errors import APIError
+from server.exchange import note_error
 
 ANTHROPIC_PATH = "/v1/messages"
 
@@ -35,6 +36,7 @@ class ErrorResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         error = self._error
+        note_error(error.code)
         theirs = scope["path"].startswith(ANTHROPIC_PATH)
         body = error.anthropic_body(scope["state"]["request_id"]) if theirs else error.body()
         await json_response(body, error.status, error.headers)(scope, receive, send)

@@ -1,5 +1,5 @@
-"""The outermost layer: a request id on every response, a count of responses by status, and an answer whatever happens
-inside.
+"""The outermost layer: a request id on every response, an answer whatever happens inside, and the end of every request
+in metrics, log and trace.
 
 Pure ASGI. A client's `x-request-id` is sent back if it is short and printable; it is never used as a key for anything.
 """
@@ -13,9 +13,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.answer import ANTHROPIC_PATH, ErrorResponse
 from server.errors import InternalError
+from server.exchange import Exchange, current
+from server.logs import log_request
 from server.metrics import Metrics
 from server.protocol.checks import printable
 from server.replies.head import new_id
+from server.tracing import Tracer
 
 logger = logging.getLogger(__name__)
 
@@ -25,9 +28,10 @@ MAX_ID_CHARS = 128
 class Edge:
     """Wraps the whole application."""
 
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, metrics: Metrics, tracer: Tracer | None = None) -> None:
         self._app = app
         self._metrics = metrics
+        self._tracer = tracer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -35,12 +39,12 @@ class Edge:
             return
         state = scope.setdefault("state", {})
         state["request_id"] = _client_id(scope) or new_id("req")
-        started = False
+        exchange = Exchange(scope)
+        current.set(exchange)
 
         async def send_with_id(message: Message) -> None:
-            nonlocal started
             if message["type"] == "http.response.start":
-                started = True
+                exchange.status = message["status"]
                 # Read now: a body's request_id may have taken its place.
                 request_id = state["request_id"].encode()
                 headers = [*message.get("headers", []), (b"x-request-id", request_id)]
@@ -56,9 +60,18 @@ class Edge:
             return  # in the middle of its own request: nobody is there to be answered
         except Exception:
             logger.exception("request %s failed", state["request_id"])
-            if started:
+            if exchange.status is not None:
                 raise  # the server closes the connection
             await ErrorResponse(InternalError())(scope, receive, send_with_id)
+        finally:
+            self._over(exchange)
+
+    def _over(self, exchange: Exchange) -> None:
+        if exchange.error is not None:
+            self._metrics.errors.labels(exchange.error).inc()
+        log_request(exchange)
+        if self._tracer is not None and exchange.scope["method"] == "POST":
+            self._tracer.record(exchange)
 
 
 def _client_id(scope: Scope) -> str | None:

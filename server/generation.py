@@ -18,6 +18,7 @@ from scheduler.stream import RequestStream, TokenLogprob, Update
 from server.choice import Choice, Delta, TextOptions, TokenRecord
 from server.detokenize import Decoding
 from server.errors import APIError, ContextOverflow, InternalError, InvalidRequest, Overloaded, Unavailable
+from server.exchange import current
 
 if TYPE_CHECKING:
     from scheduler.engine import Engine
@@ -89,8 +90,9 @@ class Generation:
         try:
             self._streams = engine.submit(requests)
         except engine_errors.Refused as error:
-            metrics.outcomes["refused"].inc()
+            metrics.refuse(refused_for(error))
             raise refusal(error) from error
+        self._lives = [life for request in requests if (life := engine.journal.life(request.id)) is not None]
         starts = [len(echo.text or "") for echo in echoes] or [0] * len(requests)
         self.choices = [
             Choice(
@@ -228,9 +230,9 @@ class Generation:
             self._first_token_at = now
             metrics.first_token.observe(now - self._arrival)
             metrics.prompt_tokens.inc(self.prompt_tokens)
-            life = self._engine.journal.life(self.requests[0].id)
-            if life is not None and life.admitted_at is not None:
-                metrics.queue_time.observe(life.admitted_at - self._arrival)
+            if self._lives and (admitted := self._lives[0].admitted_at) is not None:
+                metrics.queue_time.observe(admitted - self._arrival)
+                metrics.prefill_time.observe(now - admitted)
         before = self._last_token_at[choice.index]
         self._last_token_at[choice.index] = now
         if before:
@@ -257,8 +259,37 @@ class Generation:
         metrics.prompt_sizes.observe(self.prompt_tokens)
         metrics.answer_sizes.observe(self.completion_tokens)
         longest = max(choice.completion_tokens for choice in self.choices)
-        if self._first_token_at is not None and longest > 1:
-            metrics.per_token.observe((max(self._last_token_at) - self._first_token_at) / (longest - 1))
+        if self._first_token_at is not None:
+            decoding = max(self._last_token_at) - self._first_token_at
+            metrics.decode_time.observe(decoding)
+            if longest > 1:
+                metrics.per_token.observe(decoding / (longest - 1))
+        if (exchange := current.get()) is not None:
+            exchange.lives = self._lives
+            exchange.generation = self._facts(outcome)
+
+    def _facts(self, outcome: str) -> dict[str, str | float]:
+        """What log and trace say of it."""
+        timings = self.timings()
+        return {
+            "ids": ",".join([request.id for request in self.requests[:4]]),
+            "outcome": outcome,
+            "prompt_tokens": self.prompt_tokens,
+            "cached_tokens": self.cached_tokens,
+            "output_tokens": self.completion_tokens,
+            "queue_seconds": round(timings["queue_ms"] / 1e3, 6),
+            "prefill_seconds": round(timings["prompt_ms"] / 1e3, 6),
+            "decode_seconds": round(timings["predicted_ms"] / 1e3, 6),
+            "preemptions": sum(life.preemptions for life in self._lives),
+            "accepted_tokens": sum(life.accepted_tokens for life in self._lives),
+        }
+
+
+def refused_for(error: engine_errors.Refused) -> str:
+    """A word for the metrics."""
+    if isinstance(error, engine_errors.QueueFull):
+        return f"queued_{error.unit}"
+    return "too_long" if isinstance(error, engine_errors.NeverFits) else "not_accepting"
 
 
 def refusal(error: engine_errors.Refused) -> APIError:

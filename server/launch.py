@@ -24,7 +24,9 @@ from config.settings import Settings
 from config.version import VERSION
 from server.listen import bind
 from server.loading import load_model
+from server.logs import configure
 from server.startup import Phases
+from server.tracing import check_sdk
 
 # How long a thread may keep the interpreter's lock while another waits for it. The default of 5 ms is what the event
 # loop would wait for each time the model's thread prepares a step in Python; a decode step takes about that long.
@@ -38,18 +40,17 @@ def serve(settings: Settings, began: float) -> int:
     """
     # Until there is something to end well, signals end the process at once.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("uvicorn.error").setLevel(
-        max(logging.WARNING, logging.getLogger().level)
-    )  # it tells what we tell
+    configure(settings.log_level, settings.log_format)
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
     if settings.cache_dir is not None:
         os.environ["OCTAVO_CACHE_DIR"] = str(settings.cache_dir)
 
-    console = Console(highlight=False)
+    console = Console(highlight=False, quiet=settings.log_format == "json")
     phases = Phases(began)
     phases.note("settings", phases.age_seconds())
     template = _chat_template(settings)
+    if settings.otlp_endpoint is not None:
+        check_sdk()
     bound = bind(settings.host, settings.port)
 
     def planned(plan: Plan) -> None:
@@ -65,7 +66,10 @@ def serve(settings: Settings, began: float) -> int:
     from server.wiring import run
 
     def ready(url: str) -> None:
-        console.print(f"ready in {phases.seconds['ready']:.1f} s on {url}", style="bold")
+        line = f"ready in {phases.seconds['ready']:.1f} s on {url}"
+        console.print(line, style="bold")
+        if console.quiet:
+            logging.getLogger("octavo").info(line, extra={"fields": {"url": url, "startup_seconds": phases.seconds}})
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(run(settings, model, template, bound, phases, ready))

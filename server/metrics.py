@@ -1,8 +1,8 @@
-"""What Prometheus scrapes.
+"""What Prometheus scrapes: every series of one server.
 
 Counters and histograms are fed by the tasks that answer requests and by the engine's step callback, all on the event
-loop; gauges are read from the engine when someone scrapes. One registry per application. No label ever holds text from
-a client, so the number of series is fixed.
+loop; gauges are read from the engine when someone scrapes (`server.metrics_engine`). One registry per application. No
+label ever holds text from a client, so the number of series is fixed.
 
 Time to first token counts from the arrival of the request, queue included. A token that came with others in one update
 counts in the inter-token latency as the mean of what that update took.
@@ -10,7 +10,10 @@ counts in the inter-token latency as the mean of what that update took.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import asyncio
+import time
+from collections import Counter as Multiset
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from prometheus_client import (
@@ -22,10 +25,12 @@ from prometheus_client import (
     disable_created_metrics,
     generate_latest,
 )
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
+
+from server.metrics_engine import EngineCollector
+from server.metrics_vllm import VLLMNames
 
 if TYPE_CHECKING:
+    from models.roofline import Roofline
     from scheduler.engine import Engine
     from scheduler.journal import StepRecord
 
@@ -36,112 +41,146 @@ SECONDS = (
 STEP_SECONDS = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+SEQUENCES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+ACCEPTED = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
 # A second series for each, which nobody asks for.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 OUTCOMES = ("stop", "length", "cancelled", "error", "refused")
+REFUSALS = ("too_long", "queued_requests", "queued_tokens", "not_accepting")
+MAX_POSITION = 16  # in a draft; what comes later counts there too
+LAG_INTERVAL_SECONDS = 0.1
 
 
 class Metrics:
-    """All series of one server."""
+    """All series of one server. `model` is what is known of it, as labels; `vllm_model` adds vLLM's names for it."""
 
-    def __init__(self, version: str, startup_seconds: Mapping[str, float] | None = None) -> None:
+    def __init__(
+        self,
+        version: str,
+        startup_seconds: Mapping[str, float] | None = None,
+        model: Mapping[str, str] | None = None,
+        roofline: Roofline | None = None,
+        vllm_model: str | None = None,
+    ) -> None:
         registry = self.registry = CollectorRegistry()
+        self._roofline = roofline
+        self._vllm_model = vllm_model
+        self._vllm: CollectorRegistry | None = None
         ProcessCollector(registry=registry)
 
-        def seconds(name: str, text: str, buckets: tuple[float, ...] = SECONDS) -> Histogram:
-            return Histogram(f"octavo_{name}_seconds", text, buckets=buckets, registry=registry)
+        def histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
+            return Histogram(f"octavo_{name}", text, labels, buckets=buckets, registry=registry)
+
+        def seconds(name: str, text: str) -> Histogram:
+            return histogram(f"{name}_seconds", text, SECONDS)
 
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(f"octavo_{name}", text, labels, registry=registry)
 
-        def sizes(name: str, text: str, buckets: tuple[int, ...]) -> Histogram:
-            return Histogram(f"octavo_{name}", text, buckets=buckets, registry=registry)
+        def gauge(name: str, text: str, values: Mapping[str, float], label: str) -> None:
+            family = Gauge(f"octavo_{name}", text, (label,), registry=registry)
+            for key, value in values.items():
+                family.labels(key).set(value)
 
         self.first_token = seconds("time_to_first_token", "From a request's arrival to its first token.")
         self.token_gap = seconds("inter_token_latency", "Between one token of a choice and the next.")
         self.per_token = seconds("time_per_output_token", "Mean per request, first token excluded.")
         self.duration = seconds("request_duration", "From a request's arrival to the end of its answer.")
         self.queue_time = seconds("queue_time", "From a request's arrival to its first step.")
+        self.prefill_time = seconds("prefill_time", "From a request's first step to its first token.")
+        self.decode_time = seconds("decode_time", "From a request's first token to its last.")
         self.prompt_tokens = counter("prompt_tokens", "Tokens of prompts that were computed or found in the cache.")
         self.cached_tokens = counter("cached_prompt_tokens", "Prompt tokens found in the prefix cache.")
         self.generated_tokens = counter("generated_tokens", "Tokens generated, stop tokens included.")
-        self.prompt_sizes = sizes("request_prompt_tokens", "Prompt tokens per request.", TOKENS)
-        self.answer_sizes = sizes("request_generated_tokens", "Generated tokens per request, all choices.", TOKENS)
+        self.prompt_sizes = histogram("request_prompt_tokens", "Prompt tokens per request.", TOKENS)
+        self.answer_sizes = histogram("request_generated_tokens", "Generated tokens per request, all choices.", TOKENS)
         requests = counter("requests", "Generation requests by how they ended.", "outcome")
         self.outcomes = {outcome: requests.labels(outcome) for outcome in OUTCOMES}
+        self._refusals = counter("refused_requests", "Generation requests that were not queued, by why.", "reason")
+        for reason in REFUSALS:
+            self._refusals.labels(reason)
+        self.errors = counter("errors", "Answers that were errors or ended with one, by its code.", "code")
         self.responses = counter("http_responses", "HTTP responses by status code.", "status")
+
         self.preemptions = counter("preemptions", "Sequences that gave up their pages to others.")
         self.step_errors = counter("step_errors", "Steps that failed.")
-        phases = Histogram(
-            "octavo_step_seconds", "Duration of a step by phase.", ("phase",), buckets=STEP_SECONDS, registry=registry
+        phases = histogram("step_seconds", "Duration of a step by phase; mask is a part of run.", STEP_SECONDS, "phase")
+        self.plan_phase, self.run_phase, self.mask_phase, self.apply_phase = map(
+            phases.labels, ("plan", "run", "mask", "apply")
         )
-        self.plan_phase, self.run_phase, self.apply_phase = map(phases.labels, ("plan", "run", "apply"))
-        self.step_rows = sizes("step_rows", "Token rows in a step.", ROWS)
+        self.step_rows = histogram("step_rows", "Token rows in a step.", ROWS)
+        self.step_sequences = histogram("step_sequences", "Sequences in a step.", SEQUENCES)
         self.prefill_rows = counter("prefill_tokens", "Token rows of prompts, recomputed ones included.")
-        Gauge("octavo_build_info", "The version, as a label.", ("version",), registry=registry).labels(version).set(1)
-        startup = Gauge("octavo_startup_seconds", "Each phase of the start.", ("phase",), registry=registry)
-        for phase, duration in (startup_seconds or {}).items():
-            startup.labels(phase).set(duration)
+        self.decode_rows = counter("decode_tokens", "Token rows of answers.")
+        self.read_bytes = counter("step_read_bytes", "Weights, keys and values that steps had to read.")
+        self.operations = counter("step_operations", "Arithmetic operations of the steps' matrix products.")
+        self.drafted = counter("spec_drafted_tokens", "Drafted tokens that were verified.", "proposer", "position")
+        self.accepted = counter("spec_accepted_tokens", "Of them, those that were right.", "proposer", "position")
+        self.acceptance = histogram("spec_acceptance_length", "Tokens that one verification gave.", ACCEPTED)
+        self.loop_lag = histogram("event_loop_lag_seconds", "How late the event loop wakes its tasks.", STEP_SECONDS)
+
+        gauge("startup_seconds", "Each phase of the start.", startup_seconds or {}, "phase")
+        gauge("build_info", "The version, as a label.", {version: 1}, "version")
+        if model:
+            info = Gauge("octavo_model_info", "What is served, as labels.", tuple(model), registry=registry)
+            info.labels(**model).set(1)
+        if roofline is not None:
+            best = {"read_bytes": roofline.bytes_read, "operations": roofline.operations}
+            gauge("roofline_per_second", "The best that this machine was seen to do.", best, "what")
 
     def watch(self, engine: Engine) -> None:
         """Read the engine's state at each scrape. To be called once."""
         self.registry.register(EngineCollector(engine))
+        if self._vllm_model is not None:
+            self._vllm = CollectorRegistry()
+            self._vllm.register(VLLMNames(self.registry, engine, self._vllm_model))
+
+    def refuse(self, reason: str) -> None:
+        """Count a request that was not queued; `reason` is one of a few words."""
+        self.outcomes["refused"].inc()
+        self._refusals.labels(reason).inc()
 
     def on_step(self, step: StepRecord) -> None:
         """The engine's callback after each step."""
         self.plan_phase.observe(step.plan_seconds)
         self.run_phase.observe(step.run_seconds)
         self.apply_phase.observe(step.apply_seconds)
+        if step.mask_seconds:
+            self.mask_phase.observe(step.mask_seconds)
         self.step_rows.observe(step.rows)
-        if step.prefill_tokens:
-            self.prefill_rows.inc(step.prefill_tokens)
-        if step.cached_tokens:
-            self.cached_tokens.inc(step.cached_tokens)
-        if step.preempted:
-            self.preemptions.inc(len(step.preempted))
+        self.step_sequences.observe(len(step.sequences))
+        self.prefill_rows.inc(step.prefill_tokens)
+        self.decode_rows.inc(step.decode_rows)
+        self.cached_tokens.inc(step.cached_tokens)
+        self.preemptions.inc(len(step.preempted))
+        if self._roofline is not None:
+            cost = self._roofline.cost
+            self.read_bytes.inc(cost.bytes_read(step.context_tokens))
+            logit_rows = step.sampled_tokens + step.drafted_tokens
+            self.operations.inc(cost.operations(step.rows, logit_rows, step.attended_tokens))
+        if step.drafts:
+            self._on_drafts(Multiset(step.drafts))
         if step.error is not None:
             self.step_errors.inc()
 
+    def _on_drafts(self, drafts: Multiset[tuple[str, int, int]]) -> None:
+        for (proposer, drafted, accepted), times in drafts.items():
+            for position in range(1, drafted + 1):
+                labels = proposer, str(min(position, MAX_POSITION))
+                self.drafted.labels(*labels).inc(times)
+                if position <= accepted:
+                    self.accepted.labels(*labels).inc(times)
+            for _ in range(times):
+                self.acceptance.observe(accepted + 1)
+
+    async def watch_loop(self) -> None:
+        """Measure the event loop that this runs in, until cancelled."""
+        while True:
+            due = time.monotonic() + LAG_INTERVAL_SECONDS
+            await asyncio.sleep(LAG_INTERVAL_SECONDS)
+            self.loop_lag.observe(max(0.0, time.monotonic() - due))
+
     def exposition(self) -> bytes:
         """The text Prometheus reads."""
-        return generate_latest(self.registry)
-
-
-class EngineCollector(Collector):
-    """Gauges that are the engine's own state."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-
-    def describe(self) -> Iterable[Metric]:
-        return []
-
-    def collect(self) -> Iterable[Metric]:
-        engine = self._engine
-        pages = engine.kv.stats()
-        yield _gauge("octavo_requests_running", "Sequences in the running batch.", engine.running)
-        yield _gauge("octavo_requests_waiting", "Sequences waiting for a place in it.", engine.waiting)
-        yield _gauge("octavo_engine_healthy", "Whether steps can be run.", engine.healthy)
-        family = GaugeMetricFamily("octavo_kv_pages", "Pages of the KV cache by state.", labels=["state"])
-        for state, count in (("free", pages.free), ("evictable", pages.evictable), ("used", pages.used)):
-            family.add_metric([state], count)
-        yield family
-        yield CounterMetricFamily("octavo_kv_evicted_pages", "Cached pages given up.", value=pages.evicted_pages)
-        tier = engine.kv.tier
-        if tier is not None:
-            moved = CounterMetricFamily("octavo_kv_tier_pages", "Which way evicted pages went.", labels=["way"])
-            for way, count in tier.counts.items():
-                moved.add_metric([way], count)
-            costs = {"store_page": tier.costs.store_page, "load_page": tier.costs.load_page}
-            costs["compute_page"] = tier.costs.compute_token * tier.page_size
-            measured = GaugeMetricFamily("octavo_kv_tier_seconds", "What decides the way.", labels=["what"])
-            for what, seconds in costs.items():
-                measured.add_metric([what], seconds)
-            yield from (moved, measured, _gauge("octavo_kv_tier_used_pages", "Pages in the second tier.", tier.used))
-        yield CounterMetricFamily("octavo_prefix_query_tokens", "Looked up in the cache.", value=pages.query_tokens)
-        yield CounterMetricFamily("octavo_prefix_hit_tokens", "Found there.", value=pages.hit_tokens)
-
-
-def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
-    return GaugeMetricFamily(name, text, value=value)
+        return generate_latest(self.registry) + (b"" if self._vllm is None else generate_latest(self._vllm))

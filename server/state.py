@@ -16,6 +16,7 @@ from server.protocol.checks import ServerLimits
 from server.structured.compiler import GrammarCompiler
 from server.tokenize import Tokenizing
 from server.tools.formats import FORMATS, CallFormat
+from server.tracing import Tracer
 
 if TYPE_CHECKING:
     from scheduler.engine import Engine
@@ -41,6 +42,8 @@ class ServerState:
     isolates_keys: bool = False  # callers with different keys share no prefixes
     saved_cache: SavedCache | None = None  # where the prefix cache is kept across restarts
     open_metrics: bool = False  # GET /metrics without a key
+    tracer: Tracer | None = None  # who is told of every generation
+    log_prompts: bool = False
     allowed_origins: Sequence[str] = ()  # of web pages that may call; none: no page may
     call_format: CallFormat = FORMATS["hermes"]  # how the model writes calls
     splits_reasoning: bool = False  # whether thoughts are told from answers

@@ -16,6 +16,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from server.errors import APIError, InternalError
+from server.exchange import note_error
 from server.generation import ClientGone, Generation
 from server.replies.chunks import KEEP_ALIVE, StreamWriter
 from server.replies.head import Collected
@@ -85,6 +86,7 @@ class EventStream(Response):
             if not isinstance(error, APIError):
                 logger.exception("a stream broke off")
                 error = InternalError()
+            note_error(error.code)
             await self._send(send, self._writer.error(error), last=True)
         finally:
             comments.cancel()

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import gc
 import json
+import logging
 import socket
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,6 +20,7 @@ from config.settings import SECRETS, Settings
 from config.version import VERSION
 from kvstore.store import KVStore
 from kvstore.tier import U8, HostTier
+from models.errors import CacheError
 from models.sampling import SamplingParams
 from models.sampling_state import SamplingState
 from scheduler.engine import Engine
@@ -39,8 +42,15 @@ from server.structured.compiler import GrammarCompiler, GrammarLimits
 from server.structured.vocabulary import Vocabulary
 from server.tokenize import Tokenizing
 from server.tools.formats import FORMATS, taught_by
+from server.tracing import Tracer
+
+if TYPE_CHECKING:
+    from models.roofline import Roofline
 
 BACKLOG = 2048  # connections that wait to be accepted
+MODEL_LABELS = ("model", "device", "dtype", "quantization", "attention_backend", "kv_dtype")  # of the metrics
+
+logger = logging.getLogger("octavo")
 
 
 async def run(
@@ -55,6 +65,8 @@ async def run(
 
     Raises ConfigError when the port has been taken meanwhile, SchedulerError when the model cannot run.
     """
+    with phases.phase("ceilings"):
+        ceilings = _roofline(model)
     with phases.phase("first token"):
         await first_token(model, settings)
     try:
@@ -62,7 +74,14 @@ async def run(
     except OSError as error:
         raise refusal(error, settings.host, settings.port) from None
     phases.seconds["ready"] = phases.age_seconds()
-    metrics = Metrics(VERSION, phases.seconds)
+    names = _names(settings, model)
+    metrics = Metrics(
+        VERSION,
+        phases.seconds,
+        {key: str(getattr(model.plan, key)) for key in MODEL_LABELS},
+        ceilings,
+        names[0] if settings.metrics_compat == "vllm" else None,
+    )
     engine = make_engine(model, settings, metrics.on_step, model.tier_memory)
     cache = None if settings.kv_cache_dir is None else SavedCache(settings.kv_cache_dir, engine, model)
     if cache is not None:
@@ -76,8 +95,25 @@ async def run(
     gc.freeze()
     ready(url_of(bound))
     await daemon.serve(sockets=[bound])
+    if state.tracer is not None:
+        state.tracer.close()
     if cache is not None:
         cache.save_at_end()
+
+
+def _roofline(model: Model) -> Roofline | None:
+    """What bounds the model's steps; None, with a warning, where it cannot be measured."""
+    from models.roofline import roofline  # which imports torch
+
+    try:
+        return roofline(model.runner, model.plan.threads)
+    except (CacheError, RuntimeError) as error:
+        logger.warning("the machine's ceilings are not known: %s", error)
+        return None
+
+
+def _names(settings: Settings, model: Model) -> tuple[str, ...]:
+    return settings.served_model_name or (model.plan.model,)
 
 
 async def first_token(model: Model, settings: Settings) -> None:
@@ -167,7 +203,7 @@ def _state(
             strict_fields=settings.strict_fields,
             priorities=settings.scheduling_policy == "priority",
         ),
-        model_names=settings.served_model_name or (plan.model,),
+        model_names=_names(settings, model),
         version=VERSION,
         info={"plan": plan.as_dict(), "settings": _public(settings), "startup_seconds": phases.seconds},
         api_keys=settings.api_key,
@@ -175,6 +211,8 @@ def _state(
         isolates_keys=settings.cache_isolation == "key",
         saved_cache=cache,
         open_metrics=settings.open_metrics,
+        tracer=None if settings.otlp_endpoint is None else Tracer(settings.otlp_endpoint, VERSION),
+        log_prompts=settings.log_prompts,
         allowed_origins=settings.allowed_origins,
         max_body_bytes=settings.max_body_size,
     )

@@ -15,6 +15,7 @@ from server.answer import json_response
 from server.body import read_json
 from server.choice import TextOptions
 from server.errors import InvalidRequest, bounded, from_validation
+from server.exchange import current
 from server.generation import ClientGone, Echo, Generation
 from server.protocol.checks import check_names, printable, unknown_field, unknown_inside
 from server.protocol.fields import Fields, GenerationFields
@@ -91,6 +92,10 @@ def generation(
         param = "n" if requests[0].n > 1 else "prompt"
         raise InvalidRequest(f"The request asks for {wanted} choices, and at most {most} can be taken.", param=param)
     requests = [replace(request, namespace=state.namespace(request.namespace)) for request in requests]
+    if state.log_prompts and (exchange := current.get()) is not None:
+        exchange.prompts = [
+            state.tokenizing.decoding.text_of(request.prompt.tolist(), skip_special=False) for request in requests
+        ]
     return Generation(
         state.engine, state.metrics, state.tokenizing.decoding, requests, options, echoes, clock=state.clock
     )

@@ -102,7 +102,11 @@ OTHER_VALUES = {
     "strict_fields": "true",
     "max_body_size": "1MiB",
     "shutdown_timeout": "1.5",
+    "metrics_compat": "vllm",
     "log_level": "debug",
+    "log_format": "json",
+    "log_prompts": "true",
+    "otlp_endpoint": "http://collector:4318",
     "journal_file": "j",
     "cache_dir": "/var/cache/octavo",
 }
