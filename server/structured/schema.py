@@ -77,6 +77,8 @@ class _Preparation:
             del result["uniqueItems"]
         if isinstance(result.get("format"), str) and result["format"] not in FORMATS:
             del result["format"]
+        if result.get("type") != "integer":
+            _move_inwards(result)
         reference = result.get("$ref")
         if isinstance(reference, str) and not reference.startswith("#"):
             self._refuse(f"{place}/$ref", "leaves the schema: only references that begin with '#' are followed")
@@ -109,6 +111,15 @@ class _Preparation:
 
     def _refuse(self, place: str, problem: str) -> None:
         raise InvalidRequest(f"'{self._field}': {bounded(place, 200)} {problem}.", param=self._field)
+
+
+def _move_inwards(schema: dict[str, Any]) -> None:
+    """Excluded bounds that are whole numbers, by less than matters: beside a bound less than one away the grammar would
+    include them."""
+    for keyword, step in (("exclusiveMinimum", 1e-9), ("exclusiveMaximum", -1e-9)):
+        bound = schema.get(keyword)
+        if type(bound) in (int, float) and bound == bound // 1:
+            schema[keyword] = bound + step * max(1, abs(bound))
 
 
 def rebased(schema: Any, prefix: str) -> Any:

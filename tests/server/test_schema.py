@@ -66,6 +66,15 @@ def test_formats_that_only_annotate_are_left_out() -> None:
     }
 
 
+def test_whole_numbers_that_are_excluded_are_left_out_by_less_than_matters() -> None:
+    bounds = prepared({"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": -3, "maximum": 2}, "f")
+    assert 0 < bounds["exclusiveMinimum"] < 1e-6
+    assert -3 - 1e-6 < bounds["exclusiveMaximum"] < -3
+    assert bounds["maximum"] == 2
+    same: list[dict[str, Any]] = [{"type": "integer", "exclusiveMinimum": 0}, {"exclusiveMinimum": 0.5}]
+    assert [prepared(schema, "f") for schema in same] == same
+
+
 def test_objects_are_closed_where_they_list_properties_and_nothing_else_may_add_to_them() -> None:
     schema = {
         "properties": {

@@ -1,9 +1,15 @@
-"""JSON schemas by chance, of everything that can be followed, and small enough for an answer to come to its end."""
+"""JSON schemas by chance, of everything that can be followed, and small enough for an answer to come to its end; and
+whether an answer follows one."""
 
 from __future__ import annotations
 
+import datetime
+import json
 import random
+from collections.abc import Callable
 from typing import Any
+
+import jsonschema
 
 Schema = dict[str, Any]
 
@@ -25,6 +31,25 @@ NAMES = [
 WORDS = ["", "yes", "no", "Straße", "日本", "😀🎉", 'say "hi"', "back\\slash", "tab\tline\n", "{}", "</tool_call>", "-"]
 PATTERNS = ["^[a-z]{2,8}$", "^(foo|bar)+$", "^\\d{3}-\\d{4}$", "^[A-Z][a-z]*( [A-Z][a-z]*)?$", "^(a|b)*c$", "^.{1,5}$"]
 FORMATS = ["date", "time", "date-time", "uuid", "ipv4", "email"]
+_CHECKER = jsonschema.FormatChecker(("uuid", "ipv4", "email"))
+
+
+def _checks(name: str, parse: Callable[[str], object]) -> None:
+    # RFC 3339 has leap seconds, the year 0000 and any number of digits in fractions; Python has only the last.
+    def valid(value: object) -> bool:
+        return not isinstance(value, str) or bool(parse(value.upper().replace(":60", ":59").replace("0000-", "2000-")))
+
+    _CHECKER.checks(name, raises=ValueError)(valid)
+
+
+_checks("date", datetime.date.fromisoformat)
+_checks("time", lambda text: datetime.time.fromisoformat(text).isoformat())
+_checks("date-time", datetime.datetime.fromisoformat)
+
+
+def validate(schema: Schema, text: str) -> None:
+    """Raises for a text that is not JSON or does not follow the schema, formats included."""
+    jsonschema.Draft202012Validator(schema, format_checker=_CHECKER).validate(json.loads(text))
 
 
 def random_schema(rng: random.Random) -> Schema:
@@ -70,6 +95,10 @@ def _integer(rng: random.Random, *_: Any) -> Schema:
 
 
 def _number(rng: random.Random, *_: Any) -> Schema:
+    if rng.random() < 0.3:
+        return {"type": "number", "exclusiveMinimum": rng.choice([-1, 0, 2]), "maximum": rng.choice([2.5, 3, 7])}
+    if rng.random() < 0.2:
+        return {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": rng.choice([0.5, 1])}
     return {"type": "number", "minimum": rng.choice([-1.5, 0, 2.25]), "maximum": rng.choice([3, 10.5, 1000])}
 
 
