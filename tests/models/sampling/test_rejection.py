@@ -79,14 +79,17 @@ def positions(count: int, rows: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("sampled", [True, False], ids=["sampled", "chosen"])
-@pytest.mark.parametrize("vocab_size", [2, 5, 17])
+@pytest.mark.parametrize("vocab_size", [3, 17])
 def test_one_drafted_token_gives_the_distribution_of_the_target(vocab_size: int, sampled: bool) -> None:
+    """Even if the drafter has sampled with the noise of the target's own sampler."""
     rng = np.random.default_rng(vocab_size)
     logits = rng.normal(0, 1.5, vocab_size).astype(np.float32)
     p, q = softmax(logits), softmax(rng.normal(0, 1.5, vocab_size).astype(np.float32))
-    drafted = draw(rng, q, DRAWS) if sampled else np.full(DRAWS, rng.integers(vocab_size), np.int32)
-    drafts: list[Drafts] = [([drafted[i : i + 1]], [2 * i], [q[None]] if sampled else None) for i in range(DRAWS)]
     batch = make_batch(2 * DRAWS, **positions(DRAWS, 2))
+    drafted = np.full(DRAWS, rng.integers(vocab_size), np.int32)
+    if sampled:
+        drafted = sample(torch.from_numpy(np.tile(np.log(q), (DRAWS, 1))), batch.rows(slice(None, None, 2))).tokens
+    drafts: list[Drafts] = [([drafted[i : i + 1]], [2 * i], [q[None]] if sampled else None) for i in range(DRAWS)]
     tokens = verify(np.tile(logits, (2 * DRAWS, 1)), batch, drafts)
     assert fits([(token,) for token in tokens[::2].tolist()], {(t,): float(share) for t, share in enumerate(p)})
     accepted = (tokens[::2] == drafted).mean()
@@ -165,7 +168,7 @@ def test_a_tree_gives_the_distribution_of_the_target_at_both_levels(sampled: boo
 
 def test_a_second_candidate_is_accepted_from_what_the_first_has_left() -> None:
     p, q = np.array([0.2, 0.3, 0.5], np.float32), np.array([0.6, 0.2, 0.2], np.float32)
-    count = 20_000
+    count = 8_000
     drafts: list[Drafts] = [
         ([np.array([0], np.int32), np.array([2], np.int32)], [4 * i, 4 * i + 2], [q[None], without(q, 0)[None]])
         for i in range(count)
