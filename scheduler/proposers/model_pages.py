@@ -15,9 +15,9 @@ from typing import Protocol
 
 import numpy as np
 
+from kvstore.runs import common_length
 from kvstore.sequence import KVSequence
 from kvstore.store import KVStore
-from scheduler.plan import common_prefix
 from scheduler.proposers.base import Ask
 from scheduler.request import I32, Sequence
 
@@ -169,6 +169,6 @@ class OwnPages:
         computed again in any case, for what follows it."""
         kv = held.kv
         if held.drafted is not None:
-            kv.computed = held.known + common_prefix(held.drafted, sequence.tokens[held.known :])
+            kv.computed = held.known + common_length(held.drafted, sequence.tokens[held.known :])
             held.drafted = None
         kv.computed = min(kv.computed, sequence.known - 1)
