@@ -44,7 +44,7 @@ class DrainRate:
         span = now - max(since, now - WINDOW_SECONDS)
         return len(departures) / span if span > 0 else self._last_rate
 
-    def retry_after_seconds(self, departures: int, now: float) -> float:
+    def retry_after_seconds(self, departures: float, now: float) -> float:
         """Whole seconds until that many will have left, between 1 and 600; 1 when nothing has been measured."""
         rate = self.per_second(now)
         if not rate:

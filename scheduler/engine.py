@@ -25,7 +25,6 @@ from scheduler.errors import (
     Interrupted,
     NeverFits,
     NotAccepting,
-    QueueFull,
     SchedulerError,
     SequenceFailed,
     StepFailed,
@@ -33,6 +32,7 @@ from scheduler.errors import (
 from scheduler.journal import Journal, RequestLife, StepRecord
 from scheduler.limits import Limits
 from scheduler.plan import StepPlan, plan
+from scheduler.queue_bounds import check_queue
 from scheduler.recording import Recorder, costs_of
 from scheduler.request import I32, FinishReason, Request, Sequence
 from scheduler.requests import Requests
@@ -129,6 +129,10 @@ class Engine:
         """Sequences leaving per second; None before any has."""
         return self._requests.drain_rate.per_second(self._clock())
 
+    def active_of(self, owner: str) -> int:
+        """An owner's choices that have not ended."""
+        return self._requests.shares.active(owner)
+
     def start(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._run(), name="engine")
 
@@ -146,7 +150,8 @@ class Engine:
             if request.id in self._requests or request.id in seen:
                 raise DuplicateRequest(f"request {request.id} has not ended")
             seen.add(request.id)
-        self._check_queue(group)
+        left_behind = self._state.num_waiting > self._new_sequences
+        check_queue(group, self._state, self._requests, left_behind=left_behind, now=self._clock())
         if not len(self._requests):
             self.last_progress = self._clock()
             self._requests.drain_rate.busy(self.last_progress)
@@ -236,23 +241,6 @@ class Engine:
         if length + (request.params.max_tokens > 0) > limit:
             by = "max_model_len" if limit == self.limits.max_model_len else "kv_pool"
             raise NeverFits(request.id, length, limit, by)
-
-    def _check_queue(self, group: list[Request]) -> None:
-        state, limits = self._state, self.limits
-        choices = sum(request.n for request in group)
-        room = limits.max_queued_requests
-        if state.num_waiting <= self._new_sequences:  # nobody was left behind: slots that are free can be had
-            room += len(state.free_slots)
-        if state.num_waiting + choices > room:
-            departures = state.num_waiting + choices - room
-            raise QueueFull(state.num_waiting, limits.max_queued_requests, "requests", self._retry_after(departures))
-        if limits.max_queued_tokens is not None:
-            queued = sum(sequence.prompt_length for sequence in state.waiting if sequence.index == 0)
-            if queued and queued + sum(len(request.prompt) for request in group) > limits.max_queued_tokens:
-                raise QueueFull(queued, limits.max_queued_tokens, "tokens", self._retry_after(len(state.waiting)))
-
-    def _retry_after(self, departures: int) -> float:
-        return self._requests.drain_rate.retry_after_seconds(departures, self._clock())
 
     # -- the loop -----------------------------------------------------------------------------------------------
 

@@ -44,10 +44,10 @@ class NeverFits(Refused):
 class QueueFull(Refused):
     """The waiting queue has no room for the group."""
 
-    def __init__(self, waiting: int, limit: int, unit: str, retry_after_seconds: float) -> None:
+    def __init__(self, waiting: int, limit: float, unit: str, retry_after_seconds: float) -> None:
         self.waiting = waiting
         self.limit = limit
-        self.unit = unit  # "requests" (choices counted one by one) or "tokens"
+        self.unit = unit  # "requests" (choices counted one by one), "tokens", ..., as a client may read it
         self.retry_after_seconds = retry_after_seconds
         super().__init__(
             f"{waiting} {unit} are waiting and the limit is {limit}; try again in {retry_after_seconds:.0f} s"

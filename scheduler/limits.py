@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,6 +18,7 @@ class Limits:
     max_num_batched_tokens: int = 2048  # token rows in one step
     max_queued_requests: int = 1024  # sequences waiting
     max_queued_tokens: int | None = None  # prompt tokens waiting, each prompt counted once; None: no bound
+    max_queue_delay: float | None = math.inf  # seconds until a place; None: as a first token takes from there on
     max_scored_rows: int = 256  # prompt rows with logprobs in one step: each costs a row of logits over the vocabulary
     policy: Policy = "fcfs"
     prefix_caching: bool = True

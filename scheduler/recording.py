@@ -55,7 +55,7 @@ class Recorder:
 
     def submit(self, request: Request) -> None:
         params = {"max_tokens": request.params.max_tokens, "prompt_logprobs": request.params.prompt_logprobs}
-        fields = {"n": request.n, "priority": request.priority, "namespace": request.namespace}
+        fields = {"n": request.n, "priority": request.priority, "namespace": request.namespace, "owner": request.owner}
         self.note("submit", id=request.id, prompt=request.prompt.tolist(), params=params, **fields)
 
     def finish(self, sequence: Sequence, reason: str) -> None:

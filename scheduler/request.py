@@ -27,7 +27,7 @@ from scheduler.constraint import TokenConstraint
 I32 = npt.NDArray[np.int32]
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
-SortKey = tuple[int, int, int]
+SortKey = tuple[int, int, int, int]
 
 _UINT64 = (1 << 64) - 1
 
@@ -42,6 +42,7 @@ class Request:
     n: int = 1
     priority: int = 0  # lower runs first; only under the priority policy
     namespace: Hashable = None  # prefixes are shared inside one namespace only
+    owner: str = ""  # owners share the machine fairly: see `scheduler.fairness`
     arrival: float | None = None  # clock reading when the client's request came in; None: when it is submitted
     constraint: TokenConstraint | None = None  # what each choice may say; forked for each, never used itself
 

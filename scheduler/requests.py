@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from scheduler.drain_rate import DrainRate
 from scheduler.errors import SchedulerError
+from scheduler.fairness import FairShares
 from scheduler.journal import Journal, RequestLife
 from scheduler.request import FinishReason, Request, Sequence, Status
 from scheduler.state import State
@@ -44,6 +45,8 @@ class Requests:
         on_finish: Callable[[RequestLife], None] | None,
     ) -> None:
         self.drain_rate = DrainRate()
+        self.shares = FairShares()
+        self.first_token_seconds = 0.0  # from a place to the first token, recent mean
         self.on_end: Callable[[Sequence, str], None] | None = None  # told of each choice, before anything is given back
         self.step_in_flight = False
         self._state = state
@@ -73,11 +76,13 @@ class Requests:
         state = self._state
         self._submitted += 1
         priority = request.priority if state.limits.policy == "priority" else 0
+        tag = self.shares.next_tag(request.owner, state.running)
+        self.shares.enter(request, tag)
         choices = [
             Sequence(
                 request,
                 index,
-                key=(priority, self._submitted, index),
+                key=(priority, tag, self._submitted, index),
                 context_limit=state.context_limit,
                 eos_token_ids=self._eos_token_ids,
             )
@@ -163,7 +168,12 @@ class Requests:
             sequence.index, reason, cached_tokens=sequence.cached_tokens, stop_token=stop_token, error=error
         )
         active.unfinished -= 1
-        self.drain_rate.note(now)
+        self.shares.leave(sequence)
+        if sequence.computed or sequence.preemptions:  # it had a place, and leaves it
+            self.drain_rate.note(now)
+        if sequence.index == 0 and sequence.first_token_at is not None and sequence.admitted_at is not None:
+            took = sequence.first_token_at - sequence.admitted_at
+            self.first_token_seconds += 0.1 * (took - self.first_token_seconds)
         life = active.life
         output_tokens = sequence.known - sequence.prompt_length
         life.output_tokens += output_tokens
@@ -172,6 +182,8 @@ class Requests:
         if active.unfinished == 0:
             life.finished_at = now
             del self._active[sequence.request.id]
+            if not self._active:
+                self.shares.forget()
             self._journal.end(life.id)
             if self._on_finish is not None:
                 try:

@@ -441,9 +441,8 @@ class EngineBench:
 
 def make_request(request_id: str, prompt: Iterable[int], **options: Any) -> Request:
     """Keyword arguments of Request, and of SamplingParams for the rest."""
-    fields = {
-        name: options.pop(name) for name in ("n", "priority", "namespace", "arrival", "constraint") if name in options
-    }
+    names = ("n", "priority", "namespace", "owner", "arrival", "constraint")
+    fields = {name: options.pop(name) for name in names if name in options}
     params = SamplingParams(**{"seed": 1, "max_tokens": 8, "ignore_eos": True} | options)
     return Request(request_id, np.array(list(prompt), np.int32), params, **fields)
 

@@ -19,7 +19,7 @@ def test_choice_0_keeps_the_seed_and_the_others_differ_for_good() -> None:
 
 def test_tokens_grow_without_bound_by_the_prompts_first_allocation(tools: Any) -> None:
     request = tools.request("r", [1, 2, 3], max_tokens=1000)
-    sequence = Sequence(request, 0, key=(0, 0, 0), context_limit=600, eos_token_ids=(7,))
+    sequence = Sequence(request, 0, key=(0, 0, 0, 0), context_limit=600, eos_token_ids=(7,))
     assert len(sequence.buffer) == 67
     for token in range(597):
         sequence.append(token % 50)

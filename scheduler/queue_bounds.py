@@ -1,0 +1,64 @@
+"""How much may wait: so many choices, so many prompt tokens, and so long.
+
+The third is what keeps the time to first token in an overload: a request that would wait longer for a place than
+`max_queue_delay` is refused at once, told when to come back. How long it would wait is who stands before it over the
+rate at which sequences leave. Where the bound is not given it is the time that a first token takes once its request has
+a place, as measured: then no wait more than about doubles the time to first token.
+
+No owner holds more of the queue than it leaves free for others (Choudhury, Hahne: Dynamic Queue Length Thresholds,
+1998). Owned by the engine's task.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from operator import attrgetter
+
+from scheduler.errors import QueueFull
+from scheduler.request import Request
+from scheduler.requests import Requests
+from scheduler.state import State
+
+# Below these nobody is refused for the delay: it would be for less than people notice, or for hardly any load.
+MIN_DELAY_SECONDS = 0.5
+MIN_TAKEN = 8  # choices, running and waiting
+
+_key = attrgetter("key")
+
+
+def check_queue(group: Sequence[Request], state: State, requests: Requests, *, left_behind: bool, now: float) -> None:
+    """Raises QueueFull when the group, of one owner, may not wait. `left_behind`: the last plan left somebody waiting,
+    so that slots which are free cannot be had."""
+    limits, waiting = state.limits, state.num_waiting
+    owner, choices = group[0].owner, sum(request.n for request in group)
+    free = 0 if left_behind else len(state.free_slots)
+
+    def full(count: int, limit: float, unit: str, departures: float) -> QueueFull:
+        return QueueFull(count, limit, unit, requests.drain_rate.retry_after_seconds(departures, now))
+
+    room = limits.max_queued_requests + free - waiting
+    if choices > room:
+        raise full(waiting, limits.max_queued_requests, "requests", choices - room)
+    if owner and waiting:
+        own = sum(sequence.request.owner == owner for sequence in state.waiting)
+        if own + choices > room:
+            raise full(own, (own + room) // 2, "requests of your key", own + choices - room)
+    if limits.max_queued_tokens is not None:
+        queued = sum(sequence.prompt_length for sequence in state.waiting if sequence.index == 0)
+        if queued and queued + sum(len(request.prompt) for request in group) > limits.max_queued_tokens:
+            raise full(queued, limits.max_queued_tokens, "tokens", len(state.waiting))
+
+    rate = requests.drain_rate.per_second(now)
+    if not rate or waiting + state.num_running < MIN_TAKEN:
+        return
+    # It waits for its first place only: a batch larger than the slots is still one request.
+    priority = group[0].priority if limits.policy == "priority" else 0
+    key = (priority, requests.shares.next_tag(owner, state.running) + 1)
+    before = bisect_left(state.waiting, key, key=_key) + state.num_pending
+    delay = max(0, before + 1 - free) / rate
+    bound = limits.max_queue_delay
+    if bound is None:
+        bound = max(MIN_DELAY_SECONDS, requests.first_token_seconds)
+    if delay > bound:
+        raise full(round(delay), round(bound, 1), "seconds of work", (delay - bound) * rate)
