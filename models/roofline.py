@@ -1,7 +1,7 @@
 """How near the model's steps can come to what this machine does at best: what a step costs, and the ceilings.
 
-The ceilings are measured once for a machine, a device and an arithmetic, in a second, and kept in the cache folder;
-deleting it measures again.
+The ceilings are measured once for a machine, a device and an arithmetic, in a second, and kept in the cache folder.
+Those of a machine that was busy meanwhile serve for this start only.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import torch
 
 from models.base import Runner
@@ -22,6 +23,8 @@ from models.loading.cache import build_once, cache_path
 from models.probe import READ_BYTES, SIDE, Kernels, best, operation_rate, read_rate, torch_rate
 from models.step_cost import StepCost, cost_of, matrix_sizes, step_cost
 from models.torch_runner import TorchRunner
+
+BUSY = 1.5  # processes that want to run, for each core: more than the compiler makes at a first start
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,8 @@ def _kept(runner: Runner, arithmetic: str, measure: Callable[[], tuple[float, fl
     """Bytes read and operations a second, from the cache folder if they are there."""
     digest = hashlib.sha256(f"{build_key(runner)} {arithmetic}".encode()).hexdigest()[:24]
     path = cache_path("ceilings", digest, ".json")
+    if psutil.getloadavg()[0] > BUSY * (psutil.cpu_count() or 1) and not path.exists():
+        return measure()
 
     def write(target: Path) -> None:
         target.write_text(json.dumps(measure()))

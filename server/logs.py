@@ -21,18 +21,26 @@ logger = logging.getLogger("octavo.requests")
 def configure(level: str, form: Literal["text", "json"]) -> None:
     """Set up the root logger. To be called once, before anything is logged."""
     handler = logging.StreamHandler()
-    if form == "json":
-        handler.setFormatter(JSONFormatter())
-        logging.captureWarnings(True)
-    logging.basicConfig(
-        level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", handlers=[handler]
-    )
+    handler.setFormatter(JSONFormatter() if form == "json" else TextFormatter())
+    logging.captureWarnings(form == "json")
+    logging.basicConfig(level=level.upper(), handlers=[handler])
     # It tells what we tell.
     logging.getLogger("uvicorn.error").setLevel(max(logging.WARNING, logging.getLogger().level))
 
 
+class TextFormatter(logging.Formatter):
+    """For people: `fields` of a record follow its message."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
+        facts = [f" {name}={value!r}" for name, value in getattr(record, "fields", {}).items()]
+        return super().formatMessage(record) + "".join(facts)
+
+
 class JSONFormatter(logging.Formatter):
-    """One object a line; `fields` of a record stand beside its message, and the id of the request it belongs to."""
+    """One object a line: `fields` of a record stand beside its message, and the id of the request it belongs to."""
 
     def format(self, record: logging.LogRecord) -> str:
         content = {
@@ -56,13 +64,13 @@ def log_request(exchange: Exchange) -> None:
     level = logging.INFO if method == "POST" or failed else logging.DEBUG
     if not logger.isEnabledFor(level):
         return
-    seconds = round(time.monotonic() - exchange.began, 6)
-    fields = {"method": method, "path": path, "status": exchange.status, "seconds": seconds, "error": exchange.error}
-    fields |= exchange.generation
-    if exchange.prompts is not None:
-        fields["prompts"] = exchange.prompts
-    facts = [
-        f"{name} {value}" for name, value in fields.items() if value is not None and name not in ("method", "path")
-    ]
-    where = f"{method} {shown(path)}"
-    logger.log(level, "%s: %s [%s]", where, ", ".join(facts), exchange.request_id, extra={"fields": fields})
+    fields = {
+        "request_id": exchange.request_id,
+        "status": exchange.status,
+        "seconds": round(time.monotonic() - exchange.began, 6),
+        "error": exchange.error,
+        **exchange.generation,
+        "prompts": exchange.prompts,
+    }
+    known = {name: value for name, value in fields.items() if value is not None}
+    logger.log(level, "%s %s", method, shown(path), extra={"fields": known})

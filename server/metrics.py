@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter as Multiset
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from prometheus_client import (
@@ -47,7 +47,10 @@ ACCEPTED = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 OUTCOMES = ("stop", "length", "cancelled", "error", "refused")
-REFUSALS = ("too_long", "queued_requests", "queued_tokens", "not_accepting")
+REFUSALS = (
+    "too_long", "queued_requests", "queued_tokens", "queued_share", "queued_seconds", "key_limit", "deadline",
+    "not_accepting",
+)  # fmt: skip
 MAX_POSITION = 16  # in a draft; what comes later counts there too
 LAG_INTERVAL_SECONDS = 0.1
 
@@ -67,6 +70,7 @@ class Metrics:
         self._roofline = roofline
         self._vllm_model = vllm_model
         self._vllm: CollectorRegistry | None = None
+        self._engine: EngineCollector | None = None
         ProcessCollector(registry=registry)
 
         def histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
@@ -131,10 +135,11 @@ class Metrics:
 
     def watch(self, engine: Engine) -> None:
         """Read the engine's state at each scrape. To be called once."""
-        self.registry.register(EngineCollector(engine))
+        self._engine = EngineCollector(engine)
+        self.registry.register(self._engine)
         if self._vllm_model is not None:
             self._vllm = CollectorRegistry()
-            self._vllm.register(VLLMNames(self.registry, engine, self._vllm_model))
+            self._vllm.register(VLLMNames(self.registry, engine.kv.page_size, self._vllm_model))
 
     def refuse(self, reason: str) -> None:
         """Count a request that was not queued; `reason` is one of a few words."""
@@ -160,19 +165,20 @@ class Metrics:
             logit_rows = step.sampled_tokens + step.drafted_tokens
             self.operations.inc(cost.operations(step.rows, logit_rows, step.attended_tokens))
         if step.drafts:
-            self._on_drafts(Multiset(step.drafts))
+            self._on_drafts(step.drafts)
         if step.error is not None:
             self.step_errors.inc()
 
-    def _on_drafts(self, drafts: Multiset[tuple[str, int, int]]) -> None:
-        for (proposer, drafted, accepted), times in drafts.items():
-            for position in range(1, drafted + 1):
-                labels = proposer, str(min(position, MAX_POSITION))
-                self.drafted.labels(*labels).inc(times)
-                if position <= accepted:
-                    self.accepted.labels(*labels).inc(times)
-            for _ in range(times):
-                self.acceptance.observe(accepted + 1)
+    def _on_drafts(self, drafts: Iterable[tuple[str, int, int]]) -> None:
+        tried, right = Multiset[tuple[str, int]](), Multiset[tuple[str, int]]()
+        for proposer, drafted, accepted in drafts:
+            self.acceptance.observe(accepted + 1)
+            places = [(proposer, min(position, MAX_POSITION)) for position in range(1, drafted + 1)]
+            tried.update(places)
+            right.update(places[:accepted])
+        for place, count in tried.items():
+            self.drafted.labels(*place).inc(count)
+            self.accepted.labels(*place).inc(right[place])
 
     async def watch_loop(self) -> None:
         """Measure the event loop that this runs in, until cancelled."""
@@ -181,6 +187,11 @@ class Metrics:
             await asyncio.sleep(LAG_INTERVAL_SECONDS)
             self.loop_lag.observe(max(0.0, time.monotonic() - due))
 
-    def exposition(self) -> bytes:
-        """The text Prometheus reads."""
+    async def exposition(self) -> bytes:
+        """The text Prometheus reads. The engine is read on its event loop; the text takes longer, and a thread."""
+        if self._engine is not None:
+            self._engine.read()
+        return await asyncio.to_thread(self._text)
+
+    def _text(self) -> bytes:
         return generate_latest(self.registry) + (b"" if self._vllm is None else generate_latest(self._vllm))

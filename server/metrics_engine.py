@@ -1,8 +1,8 @@
-"""Gauges and counters that are the engine's own state, read from it when someone scrapes, on the event loop."""
+"""Gauges and counters that are the engine's own state."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -15,15 +15,20 @@ WAITING_REASONS = ("budget", "queue", "slots", "pages", "prefix", "prompt")
 
 
 class EngineCollector(Collector):
-    """Collects at each scrape."""
+    """Gives what was last read."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-
-    def describe(self) -> Iterable[Metric]:
-        return []
+        self.read()
 
     def collect(self) -> Iterable[Metric]:
+        return self._families
+
+    def read(self) -> None:
+        """On the event loop: the engine's state changes there."""
+        self._families = list(self._state())
+
+    def _state(self) -> Iterator[Metric]:
         engine = self._engine
         pages = engine.kv.stats()
         yield _gauge("requests_running", "Sequences in the running batch.", engine.running)

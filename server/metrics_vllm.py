@@ -8,14 +8,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
-
-if TYPE_CHECKING:
-    from scheduler.engine import Engine
 
 # Families, without the suffix of their samples. Several of theirs may be one of ours.
 NAMES = {
@@ -45,9 +41,9 @@ FINISHED = {"stop": "stop", "length": "length", "cancelled": "abort", "error": "
 class VLLMNames(Collector):
     """Collects from our registry at each scrape."""
 
-    def __init__(self, registry: CollectorRegistry, engine: Engine, model: str) -> None:
+    def __init__(self, registry: CollectorRegistry, page_size: int, model: str) -> None:
         self._registry = registry
-        self._engine = engine
+        self._page_size = page_size
         self._labels = {"model_name": model, "engine": "0"}
 
     def describe(self) -> Iterable[Metric]:
@@ -61,7 +57,7 @@ class VLLMNames(Collector):
                 family.add_sample(theirs + sample.name.removeprefix(name), sample.labels | self._labels, sample.value)
             yield family
         yield from self._requests(ours)
-        yield from self._cache()
+        yield from self._cache(ours)
         yield from self._speculation(ours)
 
     def _requests(self, ours: Mapping[str, Metric]) -> Iterator[Metric]:
@@ -73,12 +69,11 @@ class VLLMNames(Collector):
             classes[sample.labels["status"][0] + "xx"] += int(sample.value)
         yield self._family("http_requests", "counter", *(({"status": name}, value) for name, value in classes.items()))
 
-    def _cache(self) -> Iterator[Metric]:
-        kv = self._engine.kv
-        stats = kv.stats()
-        pages = stats.free + stats.evictable + stats.used
-        yield self._family("vllm:kv_cache_usage_perc", "gauge", ({}, stats.used / pages))
-        config = {"block_size": str(kv.page_size), "num_gpu_blocks": str(pages)}
+    def _cache(self, ours: Mapping[str, Metric]) -> Iterator[Metric]:
+        states = {sample.labels["state"]: sample.value for sample in ours["octavo_kv_pages"].samples}
+        pages = sum(states.values())
+        yield self._family("vllm:kv_cache_usage_perc", "gauge", ({}, states["used"] / pages))
+        config = {"block_size": str(self._page_size), "num_gpu_blocks": str(int(pages))}
         yield self._family("vllm:cache_config_info", "gauge", (config, 1))
         adapters = {"max_lora": "0", "running_lora_adapters": "", "waiting_lora_adapters": ""}
         yield self._family(

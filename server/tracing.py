@@ -8,6 +8,7 @@ asked for, and the rest is set by its own variables, such as `OTEL_EXPORTER_OTLP
 
 from __future__ import annotations
 
+import logging
 import time
 from importlib.util import find_spec
 from urllib.parse import urlsplit
@@ -15,7 +16,7 @@ from urllib.parse import urlsplit
 from config.errors import ConfigError
 from server.exchange import Exchange
 
-TIMEOUT_SECONDS = 5.0  # of one attempt to send
+TIMEOUT_SECONDS = 3.0  # to send a batch, attempts together; what is not taken by then is dropped
 _EVENTS = {"queued": "queue", "admitted": "prefill", "first token": "decode"}  # where a phase begins
 _CONTEXT_HEADERS = (b"traceparent", b"tracestate")
 
@@ -43,6 +44,7 @@ class Tracer:
         )
         self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(url, timeout=TIMEOUT_SECONDS)))
         self._tracer = self._provider.get_tracer("octavo", version)
+        logging.getLogger("opentelemetry").setLevel(logging.ERROR)  # one line for a lost batch, not one an attempt
         self._propagator = TraceContextTextMapPropagator()
 
     def record(self, exchange: Exchange) -> None:
@@ -69,7 +71,7 @@ class Tracer:
             name.decode(): value.decode("latin-1") for name, value in scope["headers"] if name in _CONTEXT_HEADERS
         }
         span = self._tracer.start_span(
-            f"{scope['method']} {route}",
+            f"{scope['method']} {route}".rstrip(),
             context=self._propagator.extract(headers),
             kind=SpanKind.SERVER,
             attributes={name: value for name, value in attributes.items() if value is not None},

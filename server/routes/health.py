@@ -29,7 +29,7 @@ def router(state: ServerState) -> APIRouter:
 
     @routes.get("/metrics")
     async def metrics() -> Response:
-        return Response(state.metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
+        return Response(await state.metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
 
     @routes.get("/version")
     async def version() -> Response:

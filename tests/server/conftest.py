@@ -35,6 +35,7 @@ from models.sampling_state import SamplingState
 from scheduler.engine import Engine
 from scheduler.limits import Limits
 from server.app import create_app
+from server.keys import KeyRing
 from server.metrics import Metrics
 from server.protocol.checks import ServerLimits
 from server.state import ServerState
@@ -286,6 +287,7 @@ def serve(
     template: str | None = TEMPLATE,
     tokenizer: Tokenizer = TOKENIZER,
     grammar_limits: GrammarLimits | None = None,
+    metrics_options: dict[str, Any] | None = None,
     **options: Any,
 ) -> Iterator[Served]:
     """A server in a thread with an event loop of its own."""
@@ -296,7 +298,7 @@ def serve(
     parts: list[Any] = []
 
     async def main() -> None:
-        metrics = Metrics("0.0", {"weights": 0.5})
+        metrics = Metrics("0.0", {"weights": 0.5}, **(metrics_options or {}))
         engine_limits = Limits(
             **{"max_model_len": 512, "max_num_seqs": 32, "max_num_batched_tokens": 64} | (limits or {})
         )
@@ -325,6 +327,7 @@ def serve(
             model_names=(MODEL, ALIAS),
             version="0.0",
             info={"model": MODEL},
+            keys=KeyRing(options.pop("api_keys", ()), options.pop("admin_keys", ()), options.pop("key_file", None)),
             **options,
         )
         engine.start()
