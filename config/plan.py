@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 
+from config.drafting import DraftPlan, plan_drafting
 from config.errors import ConfigError
+from config.facts import ITEM_BYTES, ModelFacts
 from config.hardware import Hardware
 from config.settings import Settings
 from config.sizes import format_size
-
-ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-# Bytes a quantised weight takes with its share of a group's scale and minimum (groups of 32), by bits.
-_QUANTISED_BYTES = {8: 1.125, 4: 0.625}
 
 # Free memory after the weights that the KV pool takes when nothing is said. A CPU's memory belongs to other programs
 # too; a GPU is usually taken whole, less what activations and graphs need.
@@ -23,18 +21,6 @@ _CPU_SHARE, _CUDA_SHARE = 0.25, 0.85
 _CPU_TILE = 16  # tokens
 # A context shortened to fit the memory is not worth serving below this.
 _SHORTEST_CONTEXT = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class ModelFacts:
-    """What the plan has to know of a model, as plain numbers."""
-
-    name: str  # what clients call it unless told otherwise
-    weights: str  # the file's own format, for people: "Q4_1", "bfloat16"
-    weight_bits: int | None  # of a file that is quantised: 4 or 8, the nearest that is not fewer; None otherwise
-    parameters: int
-    max_position: int  # tokens of the longest context
-    kv_numbers_per_token: int  # keys and values of one token over all layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +42,7 @@ class Plan:
     max_num_seqs: int
     max_num_batched_tokens: int
     weight_bytes: int  # an estimate
+    drafting: DraftPlan | None = None
     reasons: dict[str, str] = field(default_factory=dict)  # by field name
 
     @property
@@ -81,6 +68,8 @@ class Plan:
         if self.offload_pages:
             size = format_size(self.offload_pages * self.page_bytes)
             lines["offload_pages"] = f"{size}: {self.offload_pages} pages"
+        if self.drafting is not None:
+            lines["drafting"] = str(self.drafting)
         names = {
             "offload_pages": "second tier",
             "num_pages": "KV pool",
@@ -95,8 +84,9 @@ class Plan:
         return asdict(self) | {"kv_bytes": self.kv_bytes}
 
 
-def resolve(settings: Settings, hardware: Hardware, facts: ModelFacts) -> Plan:
-    """Decide everything that `settings` leaves open. Raises ConfigError when it cannot work."""
+def resolve(settings: Settings, hardware: Hardware, facts: ModelFacts, draft: ModelFacts | None = None) -> Plan:
+    """Decide everything that `settings` leaves open; `draft` is a second model that drafts. Raises ConfigError when it
+    cannot work."""
     reasons = {"model": f"{facts.parameters / 1e6:,.0f} M parameters, {facts.weights}"}
     if not settings.enable_prefix_caching and (settings.kv_offload or settings.kv_cache_dir):
         raise ConfigError("--kv-offload and --kv-cache-dir keep cached prefixes: leave out --no-enable-prefix-caching")
@@ -113,7 +103,7 @@ def resolve(settings: Settings, hardware: Hardware, facts: ModelFacts) -> Plan:
 
     token_bytes = facts.kv_numbers_per_token * ITEM_BYTES[kv_dtype]
     page_bytes = token_bytes * settings.block_size
-    weight_bytes = int(facts.parameters * _weight_bytes(quantization, dtype, facts))
+    weight_bytes = facts.weight_bytes(quantization, dtype)
     free = hardware.cuda[0].free_bytes if device == "cuda" else hardware.free_bytes
     if weight_bytes > free:
         raise ConfigError(
@@ -121,10 +111,17 @@ def resolve(settings: Settings, hardware: Hardware, facts: ModelFacts) -> Plan:
             "use a smaller model, or --quantization int8 or int4"
         )
 
+    free -= weight_bytes
+    drafting = plan_drafting(
+        settings.speculative_config, facts, draft, quantization=quantization, dtype=dtype, kv_dtype=kv_dtype,
+        backend=backend, page_size=settings.block_size, free=free,
+    )  # fmt: skip
+    free -= 0 if drafting is None else drafting.total_bytes
+
     budget, seqs, reasons["max_num_batched_tokens"], reasons["max_num_seqs"] = _step(settings, device)
     wanted, asked = _wanted_context(settings, facts)
     most = seqs * -(-wanted // settings.block_size)
-    num_pages, reasons["num_pages"] = _pool(settings, device, free - weight_bytes, page_bytes, most)
+    num_pages, reasons["num_pages"] = _pool(settings, device, free, page_bytes, most)
     max_model_len, reasons["max_model_len"] = _context(wanted, asked, num_pages, settings.block_size, token_bytes)
     return Plan(
         model=facts.name,
@@ -142,6 +139,7 @@ def resolve(settings: Settings, hardware: Hardware, facts: ModelFacts) -> Plan:
         max_num_seqs=seqs,
         max_num_batched_tokens=budget,
         weight_bytes=weight_bytes,
+        drafting=drafting,
         reasons=reasons,
     )
 
@@ -199,12 +197,6 @@ def _threads(settings: Settings, hardware: Hardware) -> tuple[int, str]:
     if settings.threads is not None:
         return settings.threads, f"as asked; {hardware.cores} physical cores usable"
     return hardware.cores, "physical cores usable"
-
-
-def _weight_bytes(quantization: str, dtype: str, facts: ModelFacts) -> float:
-    """Bytes a weight takes."""
-    bits = {"int8": 8, "int4": 4, "stored": facts.weight_bits}.get(quantization)
-    return _QUANTISED_BYTES[bits] if bits is not None else ITEM_BYTES[dtype]
 
 
 def _step(settings: Settings, device: str) -> tuple[int, int, str, str]:

@@ -68,6 +68,13 @@ def run_with_rejection(runner: LogitsRunner, batch: Batch, drafts: Sequence[Draf
     )
 
 
+@torch.inference_mode()
+def run_with_distributions(runner: LogitsRunner, batch: Batch) -> tuple[StepOutput, F32]:
+    """`Runner.run`, and for a drafter the q of each row [L, V]."""
+    logits = runner.logits(batch)
+    return torch_sampler.sample(torch.from_numpy(logits), batch.sampling), distributions(logits, batch.sampling)
+
+
 def distributions(logits: F32, sampling: SamplingBatch) -> F32:
     """The p of each row [L, V], none of which has a target; NaN for a row that cannot be sampled."""
     return torch_sampler.distributions(torch.from_numpy(logits), sampling).float().numpy()

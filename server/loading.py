@@ -15,13 +15,15 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from config.errors import ConfigError
+from config.facts import ModelFacts
 from config.hardware import Hardware
-from config.plan import ModelFacts, Plan, resolve
+from config.plan import Plan, resolve
 from config.settings import Settings
 from config.sizes import format_size
 from kvstore.tier import U8, file_memory
 from models.loading.layout import tensor_shapes
 from models.loading.source import resolve_source
+from server.drafting import attach, check_vocabulary, open_drafting
 from server.startup import Phases
 
 if TYPE_CHECKING:
@@ -41,6 +43,7 @@ class Model:
     tokenizer: LoadedTokenizer
     identity: Mapping[str, str]  # what the bits of a page depend on
     tier_memory: U8 | None  # [offload_pages, page_bytes]
+    drafter: Runner | None = None  # what drafts, its pages its own or the runner's
 
 
 def load_model(
@@ -54,24 +57,31 @@ def load_model(
         from models.loading.checkpoint import open_checkpoint
 
         checkpoint = open_checkpoint(resolve_source(settings.model))
-        plan = resolve(settings, Hardware.detect(settings.device), facts_of(checkpoint))
+        drafting = open_drafting(settings, checkpoint)
+        facts, draft_facts = facts_of(checkpoint), None if drafting is None else facts_of(drafting)
+        plan = resolve(settings, Hardware.detect(settings.device), facts, draft_facts)
     planned(plan)
     with ThreadPoolExecutor(3, thread_name_prefix="load") as threads:
         kernels = threads.submit(_load_kernels, plan, phases)
-        weights = threads.submit(_load_runner, checkpoint, plan, phases, kernels)
+        weights = threads.submit(_load_runners, checkpoint, drafting, plan, phases, kernels)
         tokenizing = threads.submit(_load_tokenizer, checkpoint, phases)
         meanwhile()
-        tokenizer, runner = tokenizing.result(), weights.result()
+        tokenizer = tokenizing.result()
+        if drafting is not None:
+            check_vocabulary(tokenizer, drafting)
+        runner, drafter = weights.result()
     # What ends a text is known to the tokenizer's files too, and the scheduler goes by the runner's numbers.
     runner.config = replace(runner.config, eos_token_ids=tokenizer.eos_token_ids)
     with phases.phase("KV pool"):
         runner.allocate(plan.num_pages, plan.page_size)
         memory = _tier_memory(plan) if plan.offload_pages else None
+        if drafter is not None:
+            attach(plan, runner, drafter)
     from models.build import build_key
 
     numbers = (plan.quantization, plan.dtype, plan.kv_dtype, plan.page_size, runner.page_bytes(plan.page_size))
     identity = {"model": checkpoint.fingerprint, "format": " ".join(map(str, numbers)), "build": build_key(runner)}
-    return Model(plan, runner, tokenizer, identity, memory)
+    return Model(plan, runner, tokenizer, identity, memory, drafter)
 
 
 def _tier_memory(plan: Plan) -> U8:
@@ -120,23 +130,34 @@ def _load_kernels(plan: Plan, phases: Phases) -> None:
         load_library()
 
 
-def _load_runner(checkpoint: Checkpoint, plan: Plan, phases: Phases, kernels: Future[None]) -> Runner:
+def _load_runners(
+    checkpoint: Checkpoint, drafting: Checkpoint | None, plan: Plan, phases: Phases, kernels: Future[None]
+) -> tuple[Runner, Runner | None]:
+    """The model's runner, and that of the model which drafts."""
     with phases.phase("torch"):
         import torch  # noqa: F401  whoever loads weights needs it
     kernels.result()
     with phases.phase("weights"):
-        from models.build import build_runner
+        runner = _load_runner(checkpoint, plan, plan.quantization)
+    if plan.drafting is None:
+        return runner, None
+    with phases.phase("drafting weights"):
+        return runner, _load_runner(drafting or checkpoint, plan, plan.drafting.quantization)
 
-        return build_runner(
-            checkpoint,
-            device=plan.device,
-            dtype=plan.dtype,
-            quantization=plan.quantization,
-            kv_dtype=plan.kv_dtype,
-            attention_backend=plan.attention_backend,
-            threads=plan.threads,
-            max_model_len=plan.max_model_len,
-        )
+
+def _load_runner(checkpoint: Checkpoint, plan: Plan, quantization: str) -> Runner:
+    from models.build import build_runner
+
+    return build_runner(
+        checkpoint,
+        device=plan.device,
+        dtype=plan.dtype,
+        quantization=quantization,
+        kv_dtype=plan.kv_dtype,
+        attention_backend=plan.attention_backend,
+        threads=plan.threads,
+        max_model_len=plan.max_model_len,
+    )
 
 
 def _load_tokenizer(checkpoint: Checkpoint, phases: Phases) -> LoadedTokenizer:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence as Several
 from dataclasses import replace
-from typing import Protocol
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -36,19 +36,15 @@ from scheduler.proposers.model_pages import DraftPages, Place
 from scheduler.proposers.model_paths import Path, draft_of, main_path
 from scheduler.request import I32, Sequence
 
+if TYPE_CHECKING:
+    from models.rejection import LogitsRunner
+
 MEASURED_ROWS = (1, 2, 4, 8, 16)
 MEASURED_CONTEXT = 256  # tokens
 MEASURED_TIMES = 4  # the best of them counts
 FAR = 1 << 12  # rows to which the measured slope is drawn out
 
 F64 = npt.NDArray[np.float64]
-
-
-class DraftRunner(Runner, Protocol):
-    """A runner that gives its logits too."""
-
-    def logits(self, batch: Batch) -> F32:
-        """The logits of the batch's logit rows [L, vocab], unsampled."""
 
 
 class ModelProposer:
@@ -63,7 +59,7 @@ class ModelProposer:
     def __init__(
         self,
         name: str,
-        runner: DraftRunner,
+        runner: Runner,
         pages: DraftPages,
         sampling: SamplingState,
         *,
@@ -158,14 +154,9 @@ class ModelProposer:
         """The sampled tokens, and where they are wanted the distributions they were sampled from."""
         probabilities = None
         if self._keep_probabilities and len(batch.logit_rows):
-            import torch
+            from models.rejection import run_with_distributions
 
-            from models.rejection import distributions
-            from models.torch_sampler import sample
-
-            logits = self._runner.logits(batch)
-            probabilities = distributions(logits, batch.sampling)
-            output = sample(torch.from_numpy(logits), batch.sampling)
+            output, probabilities = run_with_distributions(cast("LogitsRunner", self._runner), batch)
         else:
             output = self._runner.run(batch)
         if any(map(len, batch.copies)):

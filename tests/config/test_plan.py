@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from config.errors import ConfigError
+from config.facts import ModelFacts
 from config.hardware import CudaDevice, Hardware
-from config.plan import ModelFacts, Plan, resolve
+from config.plan import Plan, resolve
 from config.settings import Settings
 
 GIB = 1 << 30
