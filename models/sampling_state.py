@@ -7,17 +7,17 @@ Per slot: its parameters, how many tokens it has put out, its biases, and for a 
 
     counts [rows, vocab]   bit 30: the token is in the prompt; bits 0-29: how often it is in the output
 
-Where speculation will enter: rows of one sequence behind drafted tokens have to be penalised as if the drafts before
-them were output already, and count them towards min_tokens. That is a matter of `batch` alone: it will take, beside
-each row, the drafts before it, and give the samplers their counts as a short list of (row, token) to add; `append`
-already takes several tokens of one slot at once.
+A row behind drafted tokens is treated as if they were output already: it gets a row of counts for the time of the
+step, a copy of its slot's with the drafts added, and they count towards min_tokens and bad words.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain
+from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,7 @@ ALWAYS = np.iinfo(np.int32).max
 # What completing a bad word costs: more than any logit and bias can make up for, yet finite, so that a token remains
 # when everything else is forbidden.
 BAD_WORD_BIAS = np.float32(-1e5)
+NO_DRAFTS: Mapping[int, I32] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +49,9 @@ class _Words:
     words: tuple[tuple[int, ...], ...]
     tail: deque[int]
 
-    def completing(self) -> list[int]:
-        """The tokens that would complete one."""
-        tail = tuple(self.tail)
+    def completing(self, drafts: I32 | tuple[()] = ()) -> list[int]:
+        """The tokens that would complete one behind these drafts."""
+        tail = (*self.tail, *map(int, drafts))
         return sorted({word[-1] for word in self.words if tail[1 - len(word) :] == word[:-1]})
 
 
@@ -173,10 +174,17 @@ class SamplingState:
                     self._words[slot].tail.append(token)
 
     def batch(
-        self, slots: I32, positions: I32, targets: I32, mask: U32 | None = None, mask_row: I32 | None = None
+        self,
+        slots: I32,
+        positions: I32,
+        targets: I32,
+        mask: U32 | None = None,
+        mask_row: I32 | None = None,
+        drafts: Mapping[int, I32] = NO_DRAFTS,
     ) -> SamplingBatch:
         """The parameters of one step: for each logit row its slot, the index in the sequence of the token being chosen,
-        and the target, -1 to sample; `mask` and `mask_row` as in `SamplingBatch`.
+        and the target, -1 to sample; `mask` and `mask_row` as in `SamplingBatch`; `drafts` has for each row behind
+        drafted tokens what these are.
 
         The batch refers to `positions`, `targets` and the masks. The first two must not be changed; the masks may be
         filled until the step runs.
@@ -190,11 +198,17 @@ class SamplingState:
             rows = self._cached[1]
         bias_row, bias_token, bias_value = rows.bias_row, rows.bias_token, rows.bias_value
         if bias_row is not None and bias_token is not None and bias_value is not None and rows.bias_until is not None:
-            holds = self._outputs[rows.bias_slot] < rows.bias_until
+            outputs = self._outputs[rows.bias_slot]
+            if drafts:
+                outputs = outputs + np.array([len(drafts.get(row, ())) for row in bias_row.tolist()], np.int32)
+            holds = outputs < rows.bias_until
             if not holds.all():
                 bias_row, bias_token, bias_value = bias_row[holds], bias_token[holds], bias_value[holds]
         if self._words:
-            bias_row, bias_token, bias_value = self._with_bad_words(slots, targets, bias_row, bias_token, bias_value)
+            bias_row, bias_token, bias_value = self._with_bad_words(
+                slots, targets, drafts, bias_row, bias_token, bias_value
+            )
+        count_row = rows.count_row if rows.count_row is None else self._count_drafts(rows.count_row, drafts)
         return SamplingBatch(
             temperature=rows.temperature,
             top_p=rows.top_p,
@@ -208,8 +222,8 @@ class SamplingState:
             presence=rows.presence,
             frequency=rows.frequency,
             repetition=rows.repetition,
-            counts=self._counts if rows.count_row is not None else None,
-            count_row=rows.count_row,
+            counts=self._counts if count_row is not None else None,
+            count_row=count_row,
             bias_row=bias_row,
             bias_token=bias_token,
             bias_value=bias_value,
@@ -264,15 +278,35 @@ class SamplingState:
             until if until.min() != ALWAYS else None,
         )
 
+    def _count_drafts(self, count_row: I32, drafts: Mapping[int, I32]) -> I32:
+        """`count_row` with rows of their own for the rows behind drafts. They are free again at once: nobody takes one
+        before the step is over."""
+        taken: list[int] = []
+        count_row = count_row.copy() if drafts else count_row
+        for row, tokens in drafts.items():
+            if count_row[row] >= 0:
+                taken.append(self._take_count_row())
+                self._counts[taken[-1]] = self._counts[count_row[row]]
+                np.add.at(self._counts[taken[-1]], tokens, 1)
+                count_row[row] = taken[-1]
+        self._free_count_rows += reversed(taken)
+        return count_row
+
     def _with_bad_words(
-        self, slots: I32, targets: I32, rows: I32 | None, tokens: I32 | None, values: F32 | None
+        self,
+        slots: I32,
+        targets: I32,
+        drafts: Mapping[int, I32],
+        rows: I32 | None,
+        tokens: I32 | None,
+        values: F32 | None,
     ) -> tuple[I32 | None, I32 | None, F32 | None]:
         """The biases with those against completing a bad word, in the order of the rows."""
         found = [
             (row, token)
             for row, slot in enumerate(slots.tolist())
             if slot in self._words and targets[row] < 0
-            for token in self._words[slot].completing()
+            for token in self._words[slot].completing(drafts.get(row, ()))
         ]
         if not found:
             return rows, tokens, values
@@ -316,7 +350,7 @@ class SamplingState:
     def _take_count_row(self) -> int:
         if not self._free_count_rows:
             old = len(self._counts)
-            new = min(max(2 * old, FIRST_COUNT_ROWS), len(self._open))
+            new = max(min(2 * old, old + len(self._open)), FIRST_COUNT_ROWS)
             grown = np.zeros((new, self.vocab_size), np.int32)
             grown[:old] = self._counts
             self._counts = grown

@@ -6,11 +6,14 @@ An error in one sequence's part ends that request and no other.
 from __future__ import annotations
 
 import logging
+from itertools import islice
 
 import numpy as np
+import numpy.typing as npt
 
 from models.base import StepOutput
 from scheduler.batch import Step
+from scheduler.drafted import adopt, release
 from scheduler.errors import ConstraintFailed, NonFiniteLogits, NothingAllowed, SequenceFailed
 from scheduler.request import Sequence, Status
 from scheduler.requests import Requests
@@ -34,17 +37,27 @@ def apply(step: Step, output: StepOutput, state: State, requests: Requests, now:
     without_pages: list[Sequence] = []
     for parent in step.parents:
         without_pages += _fork(parent, state, requests, now)
+    read = step.sampled_rows if not step.plan.drafts else _settle_drafts(step, output, state)
     if step.sampled:
-        tokens = output.tokens[step.sampled_rows]
-        slots = np.array([sequence.slot for sequence in step.sampled], np.int32)
+        counts = [1 + step.accepted.get(sequence, 0) for sequence in step.sampled]
+        tokens = output.tokens[read]
+        slots = np.repeat(np.array([sequence.slot for sequence in step.sampled], np.int32), counts)
         taken = (tokens >= 0) & (slots >= 0)
         state.sampling.append(slots[taken], tokens[taken])
-        for sequence, row, token in zip(step.sampled, step.sampled_rows.tolist(), tokens.tolist(), strict=True):
-            if sequence.finish_requested is None and sequence.status is Status.RUNNING:
+        given = zip(read.tolist(), tokens.tolist(), strict=True)
+        for sequence, count in zip(step.sampled, counts, strict=True):
+            for accepted, (row, token) in enumerate(islice(given, count)):
+                if sequence.finish_requested is not None or sequence.status is not Status.RUNNING:
+                    continue
                 try:
-                    if step.masks is not None and sequence in step.masks.errors:
-                        raise step.masks.errors[sequence]
-                    _take(sequence, token, row, output, requests, now)
+                    if accepted:  # the token before this one was drafted, so that it has been computed
+                        sequence.computed += 1
+                        if sequence.kv is not None:
+                            sequence.kv.computed = sequence.computed
+                        sequence.accepted_tokens += 1
+                    if step.masks is not None and row in step.masks.errors:
+                        raise step.masks.errors[row]
+                    _take(sequence, token, row, step, output, requests, now)
                 except Exception as error:
                     _fail(sequence, error, requests)
     if state.limits.prefix_caching:
@@ -59,6 +72,24 @@ def apply(step: Step, output: StepOutput, state: State, requests: Requests, now:
         if sequence.status is Status.RUNNING:
             state.preempt(sequence)
     requests.finish_ending()
+
+
+def _settle_drafts(step: Step, output: StepOutput, state: State) -> npt.NDArray[np.intp]:
+    """Find what is accepted of each draft, let the sequence have the pages of that path, and give back the others.
+
+    Returns the logit rows to be read: for each sampled sequence its accepted ones and the one that follows."""
+    starts: dict[Sequence, int] = {}
+    for drafted in step.plan.drafts:
+        path, step.accepted[drafted.sequence] = drafted.best(output)
+        starts[drafted.sequence] = drafted.rows[path]
+        drafted.sequence.drafted_tokens += sum(map(len, drafted.draft.paths))
+        adopt(drafted, path)
+    release(state, step.plan.drafts)
+    spans = [
+        np.arange(first := starts.get(sequence, row), first + 1 + step.accepted.get(sequence, 0), dtype=np.intp)
+        for sequence, row in zip(step.sampled, step.sampled_rows.tolist(), strict=True)
+    ]
+    return np.concatenate(spans) if spans else step.sampled_rows
 
 
 def _fail(sequence: Sequence, error: Exception, requests: Requests) -> None:
@@ -99,11 +130,13 @@ def _fork(parent: Sequence, state: State, requests: Requests, now: float) -> lis
     return without_pages
 
 
-def _take(sequence: Sequence, token: int, row: int, output: StepOutput, requests: Requests, now: float) -> None:
+def _take(
+    sequence: Sequence, token: int, row: int, step: Step, output: StepOutput, requests: Requests, now: float
+) -> None:
     """Add one sampled token, and finish the sequence if it is the last."""
     active = requests[sequence.request.id]
     constraint = sequence.constraint
-    if constraint is not None and constraint.finished:  # it found out while filling: the token means nothing
+    if step.masks is not None and row in step.masks.finished:  # nothing may follow: the token means nothing
         requests.finish(sequence, "stop")
         return
     if token < 0:

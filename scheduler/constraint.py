@@ -48,31 +48,67 @@ class TokenConstraint(Protocol):
 class Masks:
     """The masks of the constrained rows of one step.
 
-    `errors` holds what went wrong while filling: such a row allows everything, and its choice is to be failed.
-    `seconds` is how long filling took.
+    `errors` holds what went wrong while filling, by logit row: such a row allows everything, and its choice is to be
+    failed if it gets there. `finished` are the rows at which nothing may follow but the end of the text. `seconds` is
+    how long filling took.
     """
 
-    __slots__ = ("_sequences", "allowed", "errors", "rows", "seconds")
+    __slots__ = ("_asked", "allowed", "errors", "finished", "rows", "seconds")
 
-    def __init__(self, sampled: dict[int, Sequence], count: int, vocab_size: int) -> None:
-        """`sampled` are the constrained ones among the `count` logit rows."""
-        self._sequences = list(sampled.values())
-        self.allowed: U32 = np.zeros((len(sampled), -(-vocab_size // WORD_BITS)), np.uint32)  # [M, words]
+    def __init__(self, asked: list[tuple[int, Sequence, I32]], count: int, vocab_size: int) -> None:
+        """`asked` has the first logit row, among `count`, of each constrained sequence, and the drafted tokens behind
+        which it has the rows that follow."""
+        self._asked = asked
+        masks = sum(1 + len(drafted) for _, _, drafted in asked)
+        self.allowed: U32 = np.zeros((masks, -(-vocab_size // WORD_BITS)), np.uint32)  # [M, words]
         self.rows: I32 = np.full(count, -1, np.int32)  # [L] row of `allowed`, -1 for none
-        self.rows[list(sampled)] = np.arange(len(sampled), dtype=np.int32)
-        self.errors: dict[Sequence, Exception] = {}
+        mask = 0
+        for row, _, drafted in asked:
+            self.rows[row : row + 1 + len(drafted)] = np.arange(mask, mask + 1 + len(drafted))
+            mask += 1 + len(drafted)
+        self.errors: dict[int, Exception] = {}
+        self.finished: set[int] = set()
         self.seconds = 0.0
 
     def fill(self) -> None:
         """Ask every constraint. Never raises."""
         began = time.perf_counter()
-        for sequence, allowed in zip(self._sequences, self.allowed, strict=True):
+        for row, sequence, drafted in self._asked:
             try:
                 if sequence.constraint is None:
                     assert sequence.request.constraint is not None
                     sequence.constraint = sequence.request.constraint.fork()
-                sequence.constraint.fill(allowed)
+                self._fill(row, sequence.constraint)
             except Exception as error:
-                self.errors[sequence] = error
-                allowed.fill(0xFFFFFFFF)
+                self._fail(row, error)
+                continue
+            if len(drafted) and row not in self.finished:
+                self._fill_behind(row, sequence.constraint, drafted)
         self.seconds = time.perf_counter() - began
+
+    def _fill(self, row: int, constraint: TokenConstraint) -> None:
+        constraint.fill(self.allowed[self.rows[row]])
+        if constraint.finished:
+            self.finished.add(row)
+
+    def _fill_behind(self, row: int, constraint: TokenConstraint, drafted: I32) -> None:
+        """The rows behind drafted tokens, as far as these are allowed: nobody gets beyond one that is not."""
+        row += 1
+        try:
+            constraint = constraint.fork()
+            for token in drafted.tolist():
+                if not self.allowed[self.rows[row - 1], token // WORD_BITS] >> np.uint32(token % WORD_BITS) & 1:
+                    break
+                constraint.accept(token)
+                if constraint.finished:
+                    break
+                self._fill(row, constraint)
+                if constraint.finished:
+                    break
+                row += 1
+        except Exception as error:
+            self._fail(row, error)
+
+    def _fail(self, row: int, error: Exception) -> None:
+        self.errors[row] = error
+        self.allowed[self.rows[row]] = 0xFFFFFFFF

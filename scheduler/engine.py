@@ -13,13 +13,16 @@ import logging
 import time
 from collections.abc import Callable, Hashable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from kvstore.store import KVStore, Pin
+from kvstore.tier import Moves
 from models.base import Runner, StepOutput
 from models.sampling_state import SamplingState
 from scheduler.apply import apply
 from scheduler.batch import Step, build
+from scheduler.drafted import Drafted, release
 from scheduler.errors import (
     DuplicateRequest,
     Interrupted,
@@ -32,12 +35,17 @@ from scheduler.errors import (
 from scheduler.journal import Journal, RequestLife, StepRecord
 from scheduler.limits import Limits
 from scheduler.plan import StepPlan, plan
+from scheduler.proposers.base import Ask, Draft, Proposer
 from scheduler.queue_bounds import check_queue
 from scheduler.recording import Recorder, costs_of
 from scheduler.request import I32, FinishReason, Request, Sequence
 from scheduler.requests import Requests
+from scheduler.speculation import Speculation
 from scheduler.state import State
 from scheduler.stream import RequestStream
+
+if TYPE_CHECKING:
+    from models.rejection import LogitsRunner
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +70,7 @@ class Engine:
         on_step: Callable[[StepRecord], None] | None = None,
         on_finish: Callable[[RequestLife], None] | None = None,
         recorder: Recorder | None = None,
+        speculation: Speculation | None = None,
     ) -> None:
         self.limits = limits
         self.journal = Journal(limits.journal_steps, limits.journal_requests)
@@ -75,6 +84,9 @@ class Engine:
         self._state = State(kv, sampling, limits)
         self._requests = Requests(self._state, self.journal, clock, runner.config.eos_token_ids, on_finish)
         self._recorder = recorder
+        self.speculation = speculation
+        if speculation is not None:
+            self._state.on_leave = speculation.proposer.forget
         if recorder is not None:
             self._requests.on_end = recorder.finish
         self._accepting = True
@@ -258,7 +270,7 @@ class Engine:
             while self._jobs:
                 await self._run_job(*self._jobs.pop(0))
             started = self._clock()
-            step = self._next_step()
+            step = await self._next_step()
             planned = self._clock()
             if step is None:
                 self._publish(previous)
@@ -302,14 +314,22 @@ class Engine:
             step.masks.fill()
         tier = self.kv.tier
         if tier is None:
-            return self._runner.run(step.batch)
+            return self._run_model(step)
         if step.moves is not None:
             tier.move(step.moves, self._runner)
         started, rows = time.perf_counter(), len(step.batch.token_ids)
-        output = self._runner.run(step.batch)
+        output = self._run_model(step)
         if rows >= 2 * max(self.kv.page_size, len(step.plan.sequences)):  # enough prompt in it to tell what that costs
             tier.costs.computed(rows, time.perf_counter() - started)
         return output
+
+    def _run_model(self, step: Step) -> StepOutput:
+        if self.speculation is None or not self.speculation.rejection or not step.plan.drafts:
+            return self._runner.run(step.batch)
+        from models.rejection import run_with_rejection
+
+        drafts = [(drafted.draft.paths, drafted.rows, drafted.draft.probabilities) for drafted in step.plan.drafts]
+        return run_with_rejection(cast("LogitsRunner", self._runner), step.batch, drafts)
 
     async def _finish_step(
         self, step: Step, future: asyncio.Future[StepOutput], record: StepRecord, started: float
@@ -325,13 +345,18 @@ class Engine:
         before = len(self._requests)
         self._note("output", tokens=output.tokens.tolist())
         apply(step, output, self._state, self._requests, ended)
+        if self.speculation is not None and step.plan.drafts:
+            record.drafts = self.speculation.verified(step.plan.drafts, step.accepted, output)
+            record.drafted_tokens = sum(drafted for _, drafted, _ in record.drafts)
+            record.accepted_tokens = sum(accepted for _, _, accepted in record.drafts)
+            self._note_drafts(step, ended)
         self._failed_steps = 0
         record.finished = before - len(self._requests)
         self.last_progress = self._clock()
         record.apply_seconds = self.last_progress - ended
 
-    def _next_step(self) -> Step | None:
-        """Plan and build; None when that left nothing to compute."""
+    async def _next_step(self) -> Step | None:
+        """Plan, draft and build; None when that left nothing to compute."""
         self._new_sequences = 0
         costs = costs_of(self.kv)
         planned = plan(self._state, self.limits.max_num_batched_tokens)
@@ -347,12 +372,54 @@ class Engine:
             planned.drop_ended()
         if planned.sequences:
             try:
+                if self.speculation is not None:
+                    planned.drafts = await self._draft(self.speculation, planned)
                 return build(planned, self._state)
             except Exception as error:
                 self._step_failed(planned, error)
         elif len(self._requests) and not planned.failed and not planned.preempted:
             self._give_up("requests are there, and none of them can run")
         return None
+
+    async def _draft(self, speculation: Speculation, planned: StepPlan) -> list[Drafted]:
+        """Guess how the step's sequences go on. A proposer that fails costs its drafts and nothing else."""
+        asks = speculation.allot(self._state, planned)
+        if not asks:
+            return []
+        proposer, moves = speculation.proposer, None
+        if proposer.runs_model:
+            moves = self.kv.drain_moves()
+            # Nobody leaves while the proposer reads their pages, just as while a step runs.
+            self._requests.step_in_flight = True
+        try:
+            if proposer.runs_model:
+                work = partial(self._propose, proposer, asks, moves)
+                drafts = await asyncio.get_running_loop().run_in_executor(self._thread, work)
+            else:
+                drafts = proposer.propose(asks)
+        except Exception:
+            logger.exception("drafting by %s failed", proposer.name)
+            return []
+        finally:
+            self._requests.step_in_flight = False
+        taken = speculation.take(self._state, asks, drafts)
+        if self._recorder is not None and taken:
+            self._recorder.drafts(asks, taken)
+        return taken
+
+    def _propose(self, proposer: Proposer, asks: list[Ask], moves: Moves | None) -> list[Draft]:
+        """In the model's thread."""
+        if moves is not None and self.kv.tier is not None:
+            self.kv.tier.move(moves, self._runner)
+        return proposer.propose(asks)
+
+    def _note_drafts(self, step: Step, now: float) -> None:
+        for drafted in step.plan.drafts:
+            sequence = drafted.sequence
+            life = self.journal.life(sequence.request.id)
+            if life is not None:
+                tokens = [path.tolist() for path in drafted.draft.paths]
+                life.note_draft(now, sequence.index, tokens, step.accepted[sequence])
 
     def _note_moves(self, planned: StepPlan) -> None:
         """Write what the plan did into the lives of the requests."""
@@ -437,6 +504,7 @@ class Engine:
     def _step_failed(self, planned: StepPlan, error: Exception) -> None:
         """End the requests of a step that raised, and go on if the store is sound."""
         logger.error("a step of %d sequences failed", len(planned.sequences), exc_info=error)
+        release(self._state, planned.drafts)
         self._failed_steps += 1
         self._note("failed")
         failure = StepFailed(f"{type(error).__name__}: {error}")

@@ -47,7 +47,7 @@ class QueueFull(Refused):
     def __init__(self, waiting: int, limit: float, unit: str, retry_after_seconds: float) -> None:
         self.waiting = waiting
         self.limit = limit
-        self.unit = unit  # "requests" (choices counted one by one), "tokens", ..., as a client may read it
+        self.unit = unit  # "requests" (choices counted one by one), "tokens", "share" (the owner's), or "seconds"
         self.retry_after_seconds = retry_after_seconds
         super().__init__(
             f"{waiting} {unit} are waiting and the limit is {limit}; try again in {retry_after_seconds:.0f} s"

@@ -56,6 +56,15 @@ class Event(NamedTuple):
     detail: Mapping[str, int | str]
 
 
+class DraftNote(NamedTuple):
+    """A draft of one choice, as its candidates, and how many tokens of the best were accepted."""
+
+    time: float
+    choice: int
+    paths: list[list[int]]
+    accepted: int
+
+
 @dataclass(slots=True)
 class RequestLife:
     """A request from queue to end."""
@@ -78,6 +87,12 @@ class RequestLife:
     finished_at: float | None = None
     finish_reasons: list[str] = field(default_factory=list)  # in the order the choices ended
     error: str | None = None
+    drafts: deque[DraftNote] = field(default_factory=lambda: deque(maxlen=MAX_EVENTS))
+
+    def note_draft(self, time: float, choice: int, paths: list[list[int]], accepted: int) -> None:
+        self.drafts.append(DraftNote(time, choice, paths, accepted))
+        self.drafted_tokens += sum(map(len, paths))
+        self.accepted_tokens += accepted
 
     def note(self, time: float, kind: str, choice: int, **detail: int | str) -> None:
         event = Event(time, kind, choice, detail)

@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
+from scheduler.drafted import Drafted
 from scheduler.errors import OutOfPages
 from scheduler.request import I32, Sequence, Status
 from scheduler.state import State
@@ -46,6 +47,8 @@ class StepPlan:
     failed: list[tuple[Sequence, Exception]] = field(default_factory=list)  # still QUEUED: for the engine to end
     waits: list[tuple[Sequence, str]] = field(default_factory=list)  # whose reason to wait has changed
     waiting_reasons: dict[str, int] = field(default_factory=dict)  # sequences by why they were not admitted
+    spare: int = 0  # rows of the budget that nobody took
+    drafts: list[Drafted] = field(default_factory=list)  # what is verified beside, decided after planning
 
     def drop_ended(self) -> None:
         """Leave out what has ended since: choices of a request of which another one failed."""
@@ -107,6 +110,7 @@ def plan(state: State, budget: int) -> StepPlan:
 
     if state.waiting or state.num_pending:
         _admit_waiting(state, step, left)
+    step.spare = left.tokens
     return step
 
 

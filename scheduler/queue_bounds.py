@@ -43,7 +43,7 @@ def check_queue(group: Sequence[Request], state: State, requests: Requests, *, l
     if owner and waiting:
         own = sum(sequence.request.owner == owner for sequence in state.waiting)
         if own + choices > room:
-            raise full(own, (own + room) // 2, "requests of your key", own + choices - room)
+            raise full(own, (own + room) // 2, "share", own + choices - room)
     if limits.max_queued_tokens is not None:
         queued = sum(sequence.prompt_length for sequence in state.waiting if sequence.index == 0)
         if queued and queued + sum(len(request.prompt) for request in group) > limits.max_queued_tokens:
@@ -61,4 +61,4 @@ def check_queue(group: Sequence[Request], state: State, requests: Requests, *, l
     if bound is None:
         bound = max(MIN_DELAY_SECONDS, requests.first_token_seconds)
     if delay > bound:
-        raise full(round(delay), round(bound, 1), "seconds of work", (delay - bound) * rate)
+        raise full(round(delay), round(bound, 1), "seconds", (delay - bound) * rate)

@@ -5,9 +5,9 @@ the calls it got. So a recording holds what came from outside, in order, and for
 admitted with how much from the cache, who was preempted, which rows were computed, what was evicted. Replaying needs no
 model; it is the scheduler and the store themselves, over the recorded tokens.
 
-A line is a JSON object: `start`, `submit`, `end` (a cancelled request or choice), `plan`, `output`, `failed` (a step),
-`finish`, `pin`, `unpin`, `reset`. Prompts are in it: the file is readable by its owner alone. Owned by the engine's
-task. A replay starts with an empty cache, and cannot follow a constraint that broke.
+A line is a JSON object: `start`, `submit`, `end` (a cancelled request or choice), `plan`, `drafts`, `output`, `failed`
+(a step), `finish`, `pin`, `unpin`, `reset`. Prompts are in it: the file is readable by its owner alone. Owned by the
+engine's task. A replay starts with an empty cache, and cannot follow a constraint that broke.
 """
 
 from __future__ import annotations
@@ -28,10 +28,12 @@ from models.sampling import SamplingParams
 from models.sampling_state import SamplingState
 from scheduler.apply import apply
 from scheduler.batch import Step, build
+from scheduler.drafted import Drafted, branch, release
 from scheduler.errors import StepFailed
 from scheduler.journal import Journal
 from scheduler.limits import Limits
 from scheduler.plan import StepPlan, plan
+from scheduler.proposers.base import Ask, Draft
 from scheduler.request import I32, Request, Sequence
 from scheduler.requests import Requests
 from scheduler.state import State
@@ -66,6 +68,12 @@ class Recorder:
         self.note("plan", costs=costs, decisions=decisions_of(planned, self._kv))
         self._file.flush()
 
+    def drafts(self, asks: list[Ask], taken: list[Drafted]) -> None:
+        """Which pages were reserved for drafts, and what was drafted."""
+        asked = [[ask.sequence.request.id, ask.sequence.index, ask.tokens] for ask in asks]
+        paths = [[d.sequence.request.id, d.sequence.index, [path.tolist() for path in d.draft.paths]] for d in taken]
+        self.note("drafts", asked=asked, paths=paths)
+
     def close(self) -> None:
         self._file.close()
 
@@ -95,6 +103,8 @@ def replay(path: Path) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     again = _Replay(lines[0], _own_ends(lines))
     for line in lines[1:]:
         kind = line.pop("kind")
+        if kind != "drafts":
+            again.build()
         if kind == "plan":
             yield line["decisions"], again.plan(line["costs"])
         elif kind != "finish":
@@ -127,6 +137,7 @@ class _Replay:
         self._state = State(self._kv, SamplingState(limits.max_num_seqs, VOCABULARY, ()), limits)
         self._requests = Requests(self._state, Journal(1, 1), lambda: 0.0, (), None)
         self._ends = ends
+        self._planned: StepPlan | None = None
         self._step: Step | None = None
 
     def submit(self, id: str, prompt: list[int], params: dict[str, Any], namespace: Hashable, **fields: Any) -> None:
@@ -152,9 +163,27 @@ class _Replay:
             self._requests.fail(sequence.request.id, StepFailed(str(error)), keep=False)
         if planned.failed:
             planned.drop_ended()
-        self._step = build(planned, self._state) if planned.sequences else None
-        self._requests.step_in_flight = self._step is not None
+        self._step, self._planned = None, planned if planned.sequences else None
+        self._requests.step_in_flight = self._planned is not None
         return decided
+
+    def drafts(self, asked: list[tuple[str, int, int]], paths: list[tuple[str, int, list[list[int]]]]) -> None:
+        if self._planned is None:
+            raise ValueError("the recording has drafts where the replay has no step")
+        for id, choice, tokens in asked:
+            sequence = self._requests[id].choices[choice]
+            if sequence.kv is not None:
+                self._kv.reserve(sequence.kv, sequence.computed + 1 + tokens)
+        for id, choice, drafted in paths:
+            draft = Drafted(self._requests[id].choices[choice], Draft([_array(path) for path in drafted]))
+            if len(drafted) > 1:
+                draft.forks = branch(self._state, draft)
+            self._planned.drafts.append(draft)
+
+    def build(self) -> None:
+        """What the engine does between a plan, its drafts and whatever comes next."""
+        if self._planned is not None:
+            self._step, self._planned = build(self._planned, self._state), None
 
     def output(self, tokens: list[int]) -> None:
         step, self._requests.step_in_flight = self._step, False
@@ -166,6 +195,8 @@ class _Replay:
 
     def failed(self) -> None:
         self._requests.step_in_flight = False
+        if self._step is not None:
+            release(self._state, self._step.plan.drafts)
         for sequence in self._step.plan.sequences if self._step is not None else []:
             self._requests.fail(sequence.request.id, StepFailed(), keep=False)
         self._requests.finish_ending()

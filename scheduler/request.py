@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from kvstore.sequence import KVSequence
 from models.sampling import SamplingParams
+from scheduler.acceptance import Acceptance
 from scheduler.constraint import TokenConstraint
 
 I32 = npt.NDArray[np.int32]
@@ -61,11 +62,14 @@ class Sequence:
     """One choice of a request."""
 
     __slots__ = (
+        "acceptance",
+        "accepted_tokens",
         "admitted_at",
         "buffer",
         "cached_tokens",
         "computed",
         "constraint",
+        "drafted_tokens",
         "finish_reason",
         "finish_requested",
         "first_token_at",
@@ -91,6 +95,7 @@ class Sequence:
         "slot",
         "status",
         "stop_ids",
+        "undrafted",
         "wait_reason",
     )
 
@@ -135,6 +140,10 @@ class Sequence:
         self.cached_tokens = 0  # prompt tokens found in the cache when it was first admitted
         self.restored = 0  # tokens that came from the second tier when it was last admitted
         self.preemptions = 0
+        self.acceptance = Acceptance()
+        self.undrafted = 0  # steps since it last had a draft
+        self.drafted_tokens = 0
+        self.accepted_tokens = 0
         self.queued_at = 0.0
         self.admitted_at: float | None = None
         self.first_token_at: float | None = None

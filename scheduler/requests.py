@@ -165,7 +165,12 @@ class Requests:
             self._state.scatter(sequence)
         sequence.finish_reason = reason
         active.stream.finish(
-            sequence.index, reason, cached_tokens=sequence.cached_tokens, stop_token=stop_token, error=error
+            sequence.index,
+            reason,
+            cached_tokens=sequence.cached_tokens,
+            stop_token=stop_token,
+            error=error,
+            drafts=(sequence.accepted_tokens, sequence.drafted_tokens - sequence.accepted_tokens),
         )
         active.unfinished -= 1
         self.shares.leave(sequence)

@@ -14,6 +14,7 @@ steps only, so no page or sampling row changes hands while the model uses it.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections.abc import Callable
 from heapq import heappop, heappush
 from operator import attrgetter
 
@@ -39,6 +40,7 @@ class State:
         self.num_pending = 0  # PENDING choices: they wait, but not in the queue
         self.num_forking = 0
         self.free_slots = list(range(limits.max_num_seqs))
+        self.on_leave: Callable[[Sequence], None] | None = None  # told of who loses its pages, for whatever reason
         # The sequence whose admission found no pages: pointless to repeat until someone gives pages back.
         self.short_of_pages: Sequence | None = None
 
@@ -176,6 +178,8 @@ class State:
         self.num_pending += 1
 
     def _leave(self, sequence: Sequence, computed: int) -> None:
+        if self.on_leave is not None:
+            self.on_leave(sequence)
         if sequence.kv is not None:
             self.kv.close(sequence.kv, sequence.tokens, computed)
             sequence.kv = None

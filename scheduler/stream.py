@@ -32,13 +32,24 @@ class Update:
     finish_reason: FinishReason | None = None
     stop_token: int | None = None  # the eos or stop token id that ended the choice; generated, so it counts as output
     cached_tokens: int = 0  # prompt tokens that came from the prefix cache
+    accepted_tokens: int = 0  # with a finish reason: tokens of this choice that were drafted, and right
+    rejected_tokens: int = 0  # and wrong
     error: SchedulerError | None = None  # with finish_reason "error"
 
 
 class _Pending:
     """An update in the making."""
 
-    __slots__ = ("cached_tokens", "error", "finish_reason", "logprobs", "prompt_logprobs", "stop_token", "tokens")
+    __slots__ = (
+        "cached_tokens",
+        "drafts",
+        "error",
+        "finish_reason",
+        "logprobs",
+        "prompt_logprobs",
+        "stop_token",
+        "tokens",
+    )
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
@@ -48,6 +59,7 @@ class _Pending:
         self.stop_token: int | None = None
         self.cached_tokens = 0
         self.error: SchedulerError | None = None
+        self.drafts = (0, 0)
 
 
 class RequestStream:
@@ -81,13 +93,15 @@ class RequestStream:
         cached_tokens: int,
         stop_token: int | None = None,
         error: SchedulerError | None = None,
+        drafts: tuple[int, int] = (0, 0),
     ) -> None:
-        """The choice has ended: its next update is its last."""
+        """The choice has ended: its next update is its last. `drafts` are the tokens accepted and rejected."""
         pending = self._open(index)
         pending.finish_reason = reason
         pending.cached_tokens = cached_tokens
         pending.stop_token = stop_token
         pending.error = error
+        pending.drafts = drafts
         self._unfinished -= 1
 
     def _open(self, index: int) -> _Pending:
@@ -119,5 +133,6 @@ class RequestStream:
             pending.finish_reason,
             pending.stop_token,
             pending.cached_tokens,
+            *pending.drafts,
             pending.error,
         )

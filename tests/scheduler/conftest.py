@@ -7,6 +7,7 @@ sharing, copying, preemption or sampling state changes the text. `expected` comp
 from __future__ import annotations
 
 import asyncio
+import random
 import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
@@ -30,9 +31,11 @@ from scheduler.errors import ConstraintFailed
 from scheduler.journal import Journal, StepRecord
 from scheduler.limits import Limits
 from scheduler.plan import StepPlan, plan
+from scheduler.proposers.base import Ask, Draft, Proposer, Verified
 from scheduler.recording import Recorder
-from scheduler.request import Request, derive_seed
+from scheduler.request import Request, Sequence, derive_seed
 from scheduler.requests import Requests
+from scheduler.speculation import Speculation
 from scheduler.state import State
 from scheduler.stream import RequestStream, TokenLogprob, Update
 
@@ -307,6 +310,42 @@ async def read(stream: RequestStream) -> dict[int, Answer]:
     return answers
 
 
+class Oracle:
+    """A proposer that knows what comes, and says it as often as it pleases `rng`; in several paths where asked."""
+
+    name = "oracle"
+    runs_model = False
+
+    def __init__(self, rng: random.Random, right: float = 0.8) -> None:
+        self.rng, self.right = rng, right
+        self.seen: list[Verified] = []
+        self.texts: dict[Sequence, list[int]] = {}
+
+    def seconds(self, sequences: int) -> float:
+        return 0.0
+
+    def propose(self, asks: list[Ask]) -> list[Draft]:
+        return [self._propose(ask) for ask in asks]
+
+    def _propose(self, ask: Ask) -> Draft:
+        sequence = ask.sequence
+        if sequence not in self.texts:
+            answer = expected(sequence.request, sequence.index)
+            self.texts[sequence] = answer.tokens + ([] if answer.stop_token is None else [answer.stop_token])
+        coming = self.texts[sequence][sequence.known - sequence.prompt_length :] + [1] * ask.tokens
+        paths = {self._guess(coming[: self.rng.randint(1, ask.tokens)]): None for _ in range(ask.branches)}
+        return Draft([np.array(path, np.int32) for path in paths if self.rng.random() < 0.9])
+
+    def _guess(self, tokens: list[int]) -> tuple[int, ...]:
+        return tuple(token if self.rng.random() < self.right else self.rng.randrange(VOCAB) for token in tokens)
+
+    def observe(self, verified: list[Verified]) -> None:
+        self.seen += verified
+
+    def forget(self, sequence: Sequence) -> None:
+        self.texts.pop(sequence, None)
+
+
 class Bench:
     """The scheduler without its engine: steps run when the test says so, and integrity is checked after each."""
 
@@ -317,13 +356,18 @@ class Bench:
         page_size: int = 4,
         max_sequences: int | None = None,
         slots: int = 0,
+        proposer: Proposer | None = None,
+        branches: int = 1,
         **limits: Any,
     ) -> None:
+        self.speculation = None
+        if proposer is not None:
+            self.speculation = Speculation(proposer, lambda rows: 1 + rows / 64, tokens=5, branches=branches)
         self.limits = Limits(**{"max_model_len": 512, "max_num_seqs": 8, "max_num_batched_tokens": 64} | limits)
         self.kv = KVStore(
             num_pages=num_pages,
             page_size=page_size,
-            max_sequences=max_sequences or self.limits.max_num_seqs,
+            max_sequences=max_sequences or self.limits.max_num_seqs * branches,
             max_model_len=self.limits.max_model_len,
             prefix_caching=self.limits.prefix_caching,
             tier=HostTier(np.zeros((slots, 16 * page_size), np.uint8), page_size) if slots else None,
@@ -333,6 +377,8 @@ class Bench:
         self.runner.allocate(num_pages, page_size)
         self.clock = FakeClock()
         self.state = State(self.kv, self.sampling, self.limits)
+        if proposer is not None:
+            self.state.on_leave = proposer.forget
         self.journal = Journal(64, 64)
         self.requests = Requests(self.state, self.journal, self.clock, (EOS,), None)
         self.streams: dict[str, RequestStream] = {}
@@ -350,9 +396,12 @@ class Bench:
         for sequence, error in planned.failed:
             raise AssertionError(f"{sequence}: {error}")
         if planned.sequences:
+            if self.speculation is not None:
+                asks = self.speculation.allot(self.state, planned)
+                planned.drafts = self.speculation.take(self.state, asks, self.speculation.proposer.propose(asks))
             step = build(planned, self.state)
             assert len(step.batch.token_ids) <= (budget or self.limits.max_num_batched_tokens)
-            assert len(step.batch.query_starts) - 1 <= self.limits.max_num_seqs
+            assert len(planned.sequences) <= self.limits.max_num_seqs
             self.requests.step_in_flight = True
             if step.masks is not None:
                 step.masks.fill()
@@ -361,6 +410,8 @@ class Bench:
             output = self.runner.run(step.batch)
             self.requests.step_in_flight = False
             apply(step, output, self.state, self.requests, self.clock())
+            if self.speculation is not None:
+                self.speculation.verified(planned.drafts, step.accepted, output)
         self.kv.check_integrity()
         return planned
 
@@ -390,9 +441,9 @@ class EngineBench:
     """A running engine over the fake model. `hold()` keeps steps from ending until `release()`."""
 
     def __init__(
-        self, *, num_pages: int = 256, page_size: int = 4, slots: int = 0, journal: Path | None = None, **limits: Any
+        self, *, num_pages: int = 256, page_size: int = 4, slots: int = 0, journal: Path | None = None, **options: Any
     ) -> None:
-        bench = Bench(num_pages=num_pages, page_size=page_size, slots=slots, **limits)
+        bench = Bench(num_pages=num_pages, page_size=page_size, slots=slots, **options)
         self.kv, self.runner, self.clock, self.limits = bench.kv, bench.runner, bench.clock, bench.limits
         self.records: list[StepRecord] = []
         self.engine = Engine(
@@ -403,6 +454,7 @@ class EngineBench:
             clock=self.clock,
             on_step=self.records.append,
             recorder=None if journal is None else Recorder(journal, self.kv, self.limits),
+            speculation=bench.speculation,
         )
         self._door = threading.Condition()
         self._shut = self._blocked = False
@@ -473,6 +525,7 @@ class Tools:
     run_engine = staticmethod(run_engine)
     FakeClock = FakeClock
     Rule = Rule
+    Oracle = Oracle
     EOS = EOS
     VOCAB = VOCAB
 

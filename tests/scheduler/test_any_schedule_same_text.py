@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 
+from scheduler.proposers.lookahead import LookaheadProposer
+from scheduler.proposers.ngram import NgramProposer
+
 
 def random_request(tools: Any, rng: random.Random, name: str, heads: list[list[int]], **fixed: Any) -> Any:
     head = rng.choice(heads)
@@ -34,8 +37,20 @@ def random_request(tools: Any, rng: random.Random, name: str, heads: list[list[i
     return tools.request(name, prompt, **(options | fixed))
 
 
+def any_proposer(tools: Any, rng: random.Random) -> dict[str, Any]:
+    """Someone who drafts, and how many paths at once."""
+    branches = rng.choice([1, 1, 2, 3])
+    match rng.choice(["oracle", "oracle", "ngram", "lookahead"]):
+        case "ngram":
+            return {"proposer": NgramProposer(1, 3, share_outputs=rng.random() < 0.5)}
+        case "lookahead":
+            return {"proposer": LookaheadProposer(4), "branches": branches}
+    return {"proposer": tools.Oracle(rng, rng.choice([0.5, 0.8, 1.0])), "branches": branches}
+
+
+@pytest.mark.parametrize("drafted", [False, True], ids=["plain", "drafted"])
 @pytest.mark.parametrize("seed", range(60))
-def test_every_request_equals_its_solo_run_under_any_pressure(tools: Any, seed: int) -> None:
+def test_every_request_equals_its_solo_run_under_any_pressure(tools: Any, seed: int, drafted: bool) -> None:
     rng = random.Random(seed)
     page_size = rng.choice([1, 2, 4, 16])
     longest = 40 + 9 + 24
@@ -48,6 +63,7 @@ def test_every_request_equals_its_solo_run_under_any_pressure(tools: Any, seed: 
         policy=rng.choice(["fcfs", "priority", "prefix"]),
         prefix_caching=(caching := rng.random() < 0.7),
         slots=rng.choice([0, 2, 100]) if caching else 0,
+        **any_proposer(tools, rng) if drafted else {},
     )
     heads = [[rng.randrange(tools.VOCAB) for _ in range(40)] for _ in range(3)]
     requests = [random_request(tools, rng, f"r{i}", heads) for i in range(14)]
@@ -132,8 +148,9 @@ def test_a_fully_cached_prompt_computes_its_last_token_only(tools: Any) -> None:
         assert bench.answers(name)[0].text == tools.expected(request).text
 
 
+@pytest.mark.parametrize("drafted", [False, True], ids=["plain", "drafted"])
 @pytest.mark.parametrize("seed", range(20))
-def test_cancelling_at_any_moment_disturbs_nobody(tools: Any, seed: int) -> None:
+def test_cancelling_at_any_moment_disturbs_nobody(tools: Any, seed: int, drafted: bool) -> None:
     rng = random.Random(1000 + seed)
     bench = tools.Bench(
         page_size=4,
@@ -141,6 +158,7 @@ def test_cancelling_at_any_moment_disturbs_nobody(tools: Any, seed: int) -> None
         max_num_seqs=4,
         policy=rng.choice(["fcfs", "priority", "prefix"]),
         slots=rng.choice([0, 3, 100]),
+        **any_proposer(tools, rng) if drafted else {},
     )
     heads = [[rng.randrange(tools.VOCAB) for _ in range(40)] for _ in range(2)]
     requests = [random_request(tools, rng, f"r{i}", heads) for i in range(20)]
