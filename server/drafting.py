@@ -5,11 +5,12 @@ Loading runs in the start's threads; `model_proposer` on the main one, before an
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from config.errors import ConfigError
 from config.plan import Plan
 from config.settings import Settings
+from config.speculative import SpeculativeConfig
 
 if TYPE_CHECKING:
     from kvstore.store import KVStore
@@ -17,7 +18,9 @@ if TYPE_CHECKING:
     from models.loading.checkpoint import Checkpoint
     from models.loading.tokenizer import LoadedTokenizer
     from models.sampling_state import SamplingState
+    from scheduler.proposers.base import Proposer
     from scheduler.proposers.model import ModelProposer
+    from scheduler.speculation import Speculation
     from server.loading import Model
 
 
@@ -63,17 +66,50 @@ def attach(plan: Plan, runner: Runner, drafter: Runner) -> None:
         drafter.allocate(own, plan.page_size)
 
 
+def make_speculation(
+    asked: SpeculativeConfig,
+    acceptance: Literal["keyed", "rejection"],
+    model: Model,
+    store: KVStore,
+    sampling: SamplingState,
+) -> Speculation:
+    """What the operator asked for. Measures what steps cost, so the pages must hold nothing yet."""
+    from scheduler.proposers.lookahead import LookaheadProposer
+    from scheduler.proposers.ngram import NgramProposer
+    from scheduler.speculation import Speculation
+    from scheduler.step_times import measure
+
+    rejection = acceptance == "rejection"
+    proposer: Proposer
+    match asked.method:
+        case "ngram":
+            proposer = NgramProposer(
+                asked.prompt_lookup_min, asked.prompt_lookup_max, share_outputs=asked.share_outputs
+            )
+        case "lookahead":
+            proposer = LookaheadProposer(asked.num_speculative_tokens)
+        case _:
+            proposer = model_proposer(asked, model, store, sampling, keep_probabilities=rejection)
+    return Speculation(
+        proposer,
+        measure(model.runner, model.plan.num_pages, model.plan.page_size),
+        tokens=asked.num_speculative_tokens,
+        branches=asked.branches,
+        adaptive=asked.adaptive,
+        rejection=rejection,
+    )
+
+
 def model_proposer(
-    model: Model, settings: Settings, store: KVStore, sampling: SamplingState, *, keep_probabilities: bool
+    asked: SpeculativeConfig, model: Model, store: KVStore, sampling: SamplingState, *, keep_probabilities: bool
 ) -> ModelProposer:
     """The proposer of the drafting model over the target's store and sampling; it measures what drafting takes."""
     from kvstore.store import KVStore
     from scheduler.proposers.model import ModelProposer
     from scheduler.proposers.model_pages import DraftPages, OwnPages, TargetPages
 
-    plan, asked = model.plan, settings.speculative_config
+    plan = model.plan
     assert plan.drafting is not None
-    assert asked is not None
     assert model.drafter is not None
     pages: DraftPages = TargetPages(store)
     if plan.drafting.num_pages:
@@ -82,7 +118,7 @@ def model_proposer(
             page_size=plan.page_size,
             max_sequences=plan.max_num_seqs * asked.branches,
             max_model_len=min(plan.max_model_len, model.drafter.config.max_position),
-            prefix_caching=settings.enable_prefix_caching,
+            prefix_caching=store.tree is not None,
         )
         pages = OwnPages(own)
     return ModelProposer(

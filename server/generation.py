@@ -7,6 +7,7 @@ of it is cancelled in the engine. Feeds the metrics. Knows nothing of JSON.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +18,15 @@ from scheduler.request import Request
 from scheduler.stream import RequestStream, TokenLogprob, Update
 from server.choice import Choice, Delta, TextOptions, TokenRecord
 from server.detokenize import Decoding
-from server.errors import APIError, ContextOverflow, InternalError, InvalidRequest, Overloaded, Unavailable
+from server.errors import (
+    APIError,
+    ContextOverflow,
+    DeadlineExceeded,
+    InternalError,
+    InvalidRequest,
+    Overloaded,
+    Unavailable,
+)
 from server.exchange import current
 
 if TYPE_CHECKING:
@@ -69,8 +78,13 @@ class Generation:
         options: TextOptions,
         echoes: Sequence[Echo] = (),
         clock: Callable[[], float] = time.monotonic,
+        deadline: float = math.inf,
+        spend: Callable[[int], None] = lambda tokens: None,
     ) -> None:
-        """Queue the requests. Raises an APIError when the engine refuses them."""
+        """Queue the requests. Raises an APIError when the engine refuses them.
+
+        At `deadline`, a reading of the clock, what is left is broken off. `spend` is told of tokens as they are used.
+        """
         self._engine = engine
         self._metrics = metrics
         self._decoding = decoding
@@ -86,12 +100,22 @@ class Generation:
         self._first_token_at: float | None = None
         self._last_token_at = [0.0] * self._open
         self.requests = requests
+        self.accepted_tokens = self.rejected_tokens = 0  # of drafts, in choices that the engine has ended
         self.prompt_tokens = sum(len(request.prompt) for request in requests)
+        if deadline <= clock():
+            metrics.refuse("deadline")
+            raise DeadlineExceeded
         try:
             self._streams = engine.submit(requests)
         except engine_errors.Refused as error:
             metrics.refuse(refused_for(error))
             raise refusal(error) from error
+        self._spend = spend
+        spend(self.prompt_tokens)
+        self._expired = False
+        self._timer = None
+        if deadline < math.inf:
+            self._timer = asyncio.get_running_loop().call_later(deadline - clock(), self._expire)
         self._lives = [life for request in requests if (life := engine.journal.life(request.id)) is not None]
         starts = [len(echo.text or "") for echo in echoes] or [0] * len(requests)
         self.choices = [
@@ -142,6 +166,10 @@ class Generation:
         self.gone = True
         self._cancel()
 
+    def _expire(self) -> None:
+        self._expired = True
+        self._cancel()
+
     async def deltas(self) -> AsyncGenerator[list[tuple[Choice, Delta]]]:
         """What is new, update by update, until every choice is finished. To be closed by its reader.
 
@@ -163,8 +191,12 @@ class Generation:
         if update.error is not None:
             raise failure(update.error)
         if update.finish_reason == "cancelled":
+            if self._expired:
+                raise DeadlineExceeded
             raise ClientGone if self.gone else Unavailable("The request was cancelled by the server.")
         self._cached[prompt] = update.cached_tokens
+        self.accepted_tokens += update.accepted_tokens
+        self.rejected_tokens += update.rejected_tokens
         if not self._echoes:
             return self._deltas_of(prompt, [update])
         echo = self._echoes[prompt]
@@ -245,6 +277,9 @@ class Generation:
 
     def _close(self) -> None:
         """Leave nothing behind in the engine, and book how it ended."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._spend(self.completion_tokens)
         if not self.finished:
             self._cancel()
         metrics = self._metrics
@@ -292,6 +327,14 @@ def refused_for(error: engine_errors.Refused) -> str:
     return "too_long" if isinstance(error, engine_errors.NeverFits) else "not_accepting"
 
 
+_WAITING = {
+    "requests": "requests",
+    "tokens": "tokens",
+    "share": "requests of your key",
+    "seconds": "seconds of work",
+}
+
+
 def refusal(error: engine_errors.Refused) -> APIError:
     """The engine's no, as a client sees it."""
     if isinstance(error, engine_errors.NeverFits):
@@ -303,7 +346,7 @@ def refusal(error: engine_errors.Refused) -> APIError:
         )
     if isinstance(error, engine_errors.QueueFull):
         return Overloaded(
-            f"The server is busy: {error.waiting} {error.unit} are waiting and at most {error.limit} may.",
+            f"The server is busy: {error.waiting} {_WAITING[error.unit]} are waiting and at most {error.limit} may.",
             error.retry_after_seconds,
         )
     return Unavailable("The server is not taking new requests.")

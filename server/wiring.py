@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import json
 import logging
+import math
 import socket
 from collections.abc import Callable
 from functools import partial
@@ -30,6 +31,8 @@ from scheduler.recording import Recorder
 from scheduler.request import Request
 from server.app import create_app
 from server.daemon import Daemon
+from server.drafting import make_speculation
+from server.keys import KeyRing
 from server.listen import refusal, url_of
 from server.loading import Model
 from server.metrics import Metrics
@@ -57,6 +60,7 @@ async def run(
     settings: Settings,
     model: Model,
     template: str | None,
+    keys: KeyRing,
     bound: socket.socket,
     phases: Phases,
     ready: Callable[[str], None],
@@ -86,7 +90,7 @@ async def run(
     cache = None if settings.kv_cache_dir is None else SavedCache(settings.kv_cache_dir, engine, model)
     if cache is not None:
         cache.load_at_start()
-    state = _state(settings, model, template, engine, metrics, phases, cache)
+    state = _state(settings, model, template, engine, metrics, phases, cache, keys)
     engine.start()
     state.tokenizing.warm_up()
     daemon = Daemon(create_app(state), state, settings.shutdown_timeout)
@@ -136,12 +140,15 @@ def make_engine(
     on_step: Callable[[StepRecord], None] | None = None,
     tier_memory: U8 | None = None,
 ) -> Engine:
-    """An engine with a KV store and a sampling state of its own, over the model's only runner."""
+    """An engine with a KV store and a sampling state of its own, over the model's only runner.
+
+    Only one that is told `on_step` records and speculates."""
     plan, config = model.plan, model.runner.config
+    drafting = settings.speculative_config
     store = KVStore(
         num_pages=plan.num_pages,
         page_size=plan.page_size,
-        max_sequences=plan.max_num_seqs,
+        max_sequences=plan.max_num_seqs * (1 if drafting is None else drafting.branches),
         max_model_len=plan.max_model_len,
         prefix_caching=settings.enable_prefix_caching,
         tier=None if tier_memory is None else HostTier(tier_memory, plan.page_size),
@@ -151,17 +158,22 @@ def make_engine(
         max_num_seqs=plan.max_num_seqs,
         max_num_batched_tokens=plan.max_num_batched_tokens,
         max_queued_requests=settings.max_queued_requests,
+        max_queued_tokens=settings.max_queued_tokens,
+        max_queue_delay=settings.max_queue_delay,
         policy=settings.scheduling_policy,
         prefix_caching=settings.enable_prefix_caching,
     )
     sampling = SamplingState(plan.max_num_seqs, config.vocab_size, config.eos_token_ids)
+    speculation = None
+    if drafting is not None and on_step is not None:
+        speculation = make_speculation(drafting, settings.speculative_acceptance, model, store, sampling)
     recorder = None
     if settings.journal_file is not None and on_step is not None:
         try:
             recorder = Recorder(settings.journal_file, store, limits)
         except OSError as error:
             raise ConfigError(f"--journal-file {settings.journal_file}: {error.strerror}") from None
-    return Engine(model.runner, store, sampling, limits, on_step=on_step, recorder=recorder)
+    return Engine(model.runner, store, sampling, limits, on_step=on_step, recorder=recorder, speculation=speculation)
 
 
 def _state(
@@ -172,6 +184,7 @@ def _state(
     metrics: Metrics,
     phases: Phases,
     cache: SavedCache | None,
+    keys: KeyRing,
 ) -> ServerState:
     """Everything that the routes share."""
     plan, tokenizer = model.plan, model.tokenizer
@@ -206,8 +219,9 @@ def _state(
         model_names=_names(settings, model),
         version=VERSION,
         info={"plan": plan.as_dict(), "settings": _public(settings), "startup_seconds": phases.seconds},
-        api_keys=settings.api_key,
-        admin_keys=settings.admin_api_key,
+        keys=keys,
+        stall_seconds=settings.step_timeout / 2 or math.inf,
+        request_timeout_seconds=settings.request_timeout,
         isolates_keys=settings.cache_isolation == "key",
         saved_cache=cache,
         open_metrics=settings.open_metrics,

@@ -77,7 +77,7 @@ def usage_of(generation: Generation) -> dict[str, Any]:
         "prompt_tokens_details": {"cached_tokens": generation.cached_tokens},
         "completion_tokens_details": {
             "reasoning_tokens": generation.reasoning_tokens,
-            "accepted_prediction_tokens": 0,
-            "rejected_prediction_tokens": 0,
+            "accepted_prediction_tokens": generation.accepted_tokens,
+            "rejected_prediction_tokens": generation.rejected_tokens,
         },
     }
