@@ -20,10 +20,9 @@ from server.intake import LengthPolicy, engine_request, sampling_params
 from server.protocol.chat import ChatCompletionRequest
 from server.protocol.checks import check_chat, check_names
 from server.protocol.tools import tool_choice
-from server.routes.generating import bad_words, generation, text_options
+from server.routes.generating import bad_words, compiled, generation, text_options
 from server.shaping import form_of
 from server.state import ServerState
-from server.structured.waiting import compiled
 from server.tokenize import Tokenizing
 from server.tools.definitions import ToolChoice
 
@@ -66,17 +65,12 @@ async def request_of(
 
 
 async def begin(
-    state: ServerState,
-    fields: ChatCompletionRequest,
-    prompt: list[int],
-    request_id: str,
-    arrival: float,
-    receive: Receive,
+    state: ServerState, fields: ChatCompletionRequest, request_id: str, arrival: float, receive: Receive
 ) -> tuple[Generation, Sequence[Echo]]:
     """Hand the conversation to the engine. Raises an APIError when it is refused, and ClientGone."""
-    work = await request_of(state, fields, prompt, request_id, arrival)
+    work = await request_of(state, fields, await prompt_of(state, fields), request_id, arrival)
     form = form_of(state, fields, _choice(fields), work.prompt.tolist())
-    work = replace(work, constraint=await compiled(state.grammars, form.grammar, receive))
+    work = replace(work, constraint=await compiled(state, form.grammar, receive))
     echoes = [] if fields.prompt_logprobs is None else [Echo(None, work.prompt.tolist(), scored=True)]
     options = text_options(fields, logprobs=bool(fields.logprobs))
     return generation(state, [work], replace(options, parser=form.parser, shown=form.shown), echoes), echoes

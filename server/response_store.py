@@ -1,10 +1,11 @@
 """The responses that may be asked for again, in memory: so many, and so many bytes of them, the oldest forgotten first.
 
-Owned by the event loop. Ids are random, so one client cannot guess another's.
+Owned by the event loop. Each belongs to the API key that made it; for others it does not exist.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,11 +24,17 @@ class Stored:
 
     response: ResponseWriter
     messages: list[dict[str, Any]]
+    owner: str
     size_bytes: int = 0
 
 
 class ResponseStore:
-    def __init__(self, max_responses: int = MAX_RESPONSES, max_bytes: int = MAX_BYTES) -> None:
+    """`owner` says whose the request being answered is."""
+
+    def __init__(
+        self, owner: Callable[[], str], max_responses: int = MAX_RESPONSES, max_bytes: int = MAX_BYTES
+    ) -> None:
+        self._owner = owner
         self._max_responses = max_responses
         self._max_bytes = max_bytes
         self._stored: dict[str, Stored] = {}
@@ -37,13 +44,13 @@ class ResponseStore:
         """Keep a response as it is now, in place of what it was."""
         self._drop(response.id)
         size = len(orjson.dumps(messages)) + len(orjson.dumps(response.body()))
-        self._stored[response.id] = Stored(response, messages, size)
+        self._stored[response.id] = Stored(response, messages, self._owner(), size)
         self._bytes += size
         while len(self._stored) > self._max_responses or self._bytes > self._max_bytes:
             self._drop(next(iter(self._stored)))
 
-    def get(self, response_id: str, param: str = "response_id") -> ResponseWriter:
-        return self._find(response_id, param).response
+    def get(self, response_id: str) -> ResponseWriter:
+        return self._find(response_id, "response_id").response
 
     def delete(self, response_id: str) -> None:
         self._find(response_id, "response_id")
@@ -59,9 +66,10 @@ class ResponseStore:
         return stored.response.turns(stored.messages)
 
     def _find(self, response_id: str, param: str) -> Stored:
-        if response_id not in self._stored:
+        stored = self._stored.get(response_id)
+        if stored is None or stored.owner != self._owner():
             raise NotFound(f"There is no response with the id {shown(response_id)} (any more).", param=param)
-        return self._stored[response_id]
+        return stored
 
     def _drop(self, response_id: str) -> None:
         if (stored := self._stored.pop(response_id, None)) is not None:

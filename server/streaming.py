@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 from server.errors import APIError, InternalError
 from server.exchange import note_error
 from server.generation import ClientGone, Generation
-from server.replies.chunks import KEEP_ALIVE, StreamWriter
+from server.replies.chunks import KEEP_ALIVE, AnswerWriter
 from server.replies.head import Collected
 
 logger = logging.getLogger(__name__)
@@ -40,13 +40,18 @@ async def collected(generation: Generation, receive: Receive) -> list[Collected]
     return answers
 
 
+async def left(receive: Receive) -> None:
+    """Returns when the client has; its request's body must have been read from `receive`."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
 @contextlib.asynccontextmanager
 async def watched(generation: Generation, receive: Receive) -> AsyncIterator[None]:
     """Cancel the generation when the client leaves."""
 
     async def watch() -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
+        await left(receive)
         generation.client_gone()
 
     watcher = asyncio.create_task(watch())
@@ -60,7 +65,7 @@ class EventStream(Response):
     """The streamed answer."""
 
     def __init__(
-        self, generation: Generation, writer: StreamWriter, keep_alive_seconds: float, headers: Mapping[str, str]
+        self, generation: Generation, writer: AnswerWriter, keep_alive_seconds: float, headers: Mapping[str, str]
     ) -> None:
         self.status_code = 200
         self.background = None

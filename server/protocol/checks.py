@@ -129,23 +129,34 @@ def check_names(body: Mapping[str, object], model: type[Fields]) -> tuple[str, .
         elif name not in model.model_fields:
             unknown.append(name)
     for name in unknown[:MAX_NAMED_FIELDS]:
-        meant = difflib.get_close_matches(bounded(name, 40), model.model_fields, n=1, cutoff=TYPO_SIMILARITY)
-        if meant:
-            raise unknown_field(name, f" Did you mean '{meant[0]}'?")
+        _refuse_typo(name, name, model)
     return tuple(unknown)
 
 
 def unknown_inside(request: Fields) -> tuple[str, ...]:
-    """Names inside messages and options that are not known and hold something."""
-    found = {
-        f"{name}[].{extra}" if isinstance(value, list) else f"{name}.{extra}": None
-        for name, value in request
-        for fields in (value if isinstance(value, list) else [value])
-        if isinstance(fields, Fields)
-        for extra, content in (fields.model_extra or {}).items()
-        if content not in (None, "", [], {})
-    }
+    """Names inside messages and options that are not known and hold something. Refuses misspelt ones."""
+    found: dict[str, None] = {}
+
+    def look(fields: Fields, path: str) -> None:
+        for name in fields.model_fields_set & type(fields).model_fields.keys():
+            value = getattr(fields, name)
+            for item in value if isinstance(value, list) and value and isinstance(value[0], Fields) else [value]:
+                if isinstance(item, Fields):
+                    place = f"{path}{name}[]." if isinstance(value, list) else f"{path}{name}."
+                    for extra, content in (item.model_extra or {}).items():
+                        if content not in (None, "", [], {}):
+                            _refuse_typo(extra, place + extra, type(item))
+                            found[place + extra] = None
+                    look(item, place)
+
+    look(request, "")
     return tuple(found)
+
+
+def _refuse_typo(name: str, path: str, model: type[Fields]) -> None:
+    known = [field.alias or own for own, field in model.model_fields.items()]
+    if meant := difflib.get_close_matches(bounded(name, 40), known, n=1, cutoff=TYPO_SIMILARITY):
+        raise unknown_field(path, f" Did you mean '{meant[0]}'?")
 
 
 def unknown_field(name: str, hint: str = "") -> InvalidRequest:

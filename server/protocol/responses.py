@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
+import orjson
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
@@ -66,6 +67,28 @@ class InputItem(Fields):
                 turns.result(self.call_id, self.output or "")
             case "reasoning" if self.content:
                 turns.think(self.content)
+
+    def listed(self, item_id: str) -> dict[str, Any]:
+        """The item as the list of a response's input has it, its texts as the model read them."""
+        item: dict[str, Any] = {"type": self.type, "id": self.id or item_id, "status": self.status or "completed"}
+        match self.type:
+            case "message" if self.role == "assistant":
+                said = {
+                    "type": "output_text",
+                    "text": self.content,
+                    "annotations": list[Any](),
+                    "logprobs": list[Any](),
+                }
+                return {**item, "role": self.role, "content": [said]}
+            case "message":
+                return {**item, "role": self.role, "content": [{"type": "input_text", "text": self.content}]}
+            case "function_call":
+                arguments = orjson.dumps(self.arguments or {}).decode()
+                return {**item, "call_id": self.call_id, "name": self.name, "arguments": arguments}
+            case "function_call_output":
+                return {**item, "call_id": self.call_id, "output": self.output}
+        thoughts = [] if self.content is None else [{"type": "reasoning_text", "text": self.content}]
+        return {**item, "summary": self.summary or [], "content": thoughts}
 
 
 class ResponseText(Fields):

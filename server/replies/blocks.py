@@ -8,7 +8,7 @@ sent. One per answer, which has one choice.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -17,7 +17,7 @@ import orjson
 from server.choice import Choice, Delta, TokenRecord
 from server.errors import APIError
 from server.generation import Generation
-from server.replies.head import new_id
+from server.replies.head import Collected, new_id
 
 Event = dict[str, Any]
 Kind = Literal["text", "reasoning", "call"]
@@ -72,6 +72,10 @@ class BlockWriter(ABC):
         """What follows the last delta."""
         return b""
 
+    def whole(self, generation: Generation, answers: Sequence[Collected]) -> bytes:
+        self.events(generation, generation.choices[0], answers[0].delta())
+        return orjson.dumps(self.body(generation))
+
     def _events(self, generation: Generation, delta: Delta) -> Iterator[Event]:
         if self.work is None:
             self.work = generation
@@ -113,6 +117,10 @@ class BlockWriter(ABC):
         if self.blocks and self.blocks[-1].open:
             self.blocks[-1].open = False
             yield from self.closed(self.blocks[-1])
+
+    @abstractmethod
+    def body(self, generation: Generation) -> dict[str, Any]:
+        """The answer as it is now."""
 
     @abstractmethod
     def begun(self, generation: Generation) -> Iterator[Event]: ...

@@ -1,4 +1,4 @@
-"""Server-sent events, put together from bytes.
+"""Server-sent events, put together from bytes; and what every writer of answers is.
 
 A chunk is the same for every token of a choice but for its text, so all else is made once per request. Only chunks that
 carry logprobs or token ids are built as dictionaries.
@@ -7,7 +7,7 @@ carry logprobs or token ids are built as dictionaries.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import orjson
@@ -16,14 +16,14 @@ from server.choice import Choice, Delta
 from server.errors import APIError
 from server.generation import Generation
 from server.protocol.fields import StreamOptions
-from server.replies.head import Head, usage_of
+from server.replies.head import Collected, Head, usage_of
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": waiting\n\n"
 
 
-class StreamWriter(Protocol):
-    """Turns deltas into events."""
+class AnswerWriter(Protocol):
+    """Turns deltas into events, or into one whole answer. One per answer."""
 
     def events(self, generation: Generation, choice: Choice, delta: Delta, /) -> bytes: ...
 
@@ -31,9 +31,11 @@ class StreamWriter(Protocol):
 
     def error(self, error: APIError, /) -> bytes: ...
 
+    def whole(self, generation: Generation, answers: Sequence[Collected], /) -> bytes: ...
+
 
 class ChunkWriter(ABC):
-    """Turns deltas into events. One per streamed answer."""
+    """The events that OpenAI's older APIs have in common."""
 
     def __init__(
         self, head: Head, kind: str, options: StreamOptions | None, extra: Mapping[str, Any] | None = None
@@ -48,6 +50,10 @@ class ChunkWriter(ABC):
     @abstractmethod
     def choices(self, choice: Choice, delta: Delta) -> list[bytes]:
         """What a delta says, as JSON choice objects of one chunk each."""
+
+    @abstractmethod
+    def whole(self, generation: Generation, answers: Sequence[Collected]) -> bytes:
+        """The answer that is not streamed."""
 
     def events(self, generation: Generation, choice: Choice, delta: Delta) -> bytes:
         """The events of a delta; nothing for one without anything to say."""

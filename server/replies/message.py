@@ -29,7 +29,6 @@ class MessageWriter(BlockWriter):
         self._request_id = request_id
 
     def body(self, generation: Generation) -> dict[str, Any]:
-        """The message as it is now."""
         return {
             "id": self._id,
             "type": "message",

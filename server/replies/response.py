@@ -75,7 +75,7 @@ class ResponseWriter(BlockWriter):
             return "incomplete" if self.finish_reason == "length" else "completed"
         return "cancelled" if self.work is not None and self.work.gone else "in_progress"
 
-    def body(self) -> dict[str, Any]:
+    def body(self, _: Generation | None = None) -> dict[str, Any]:
         """The response object as it is now."""
         request, status = self._request, self.status
         echoed = {
@@ -101,6 +101,11 @@ class ResponseWriter(BlockWriter):
             **({} if self._usage is None else {"usage": self._usage}),
             **({} if request.user is None else {"user": request.user}),
         }
+
+    def input_items(self) -> list[dict[str, Any]]:
+        """What was asked, without what `previous_response_id` brought."""
+        name = self.id.removeprefix("resp_")
+        return [item.listed(f"item_{name}_{number}") for number, item in enumerate(self._request.input)]
 
     def turns(self, before: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """The conversation so far, this answer included, as chat messages."""

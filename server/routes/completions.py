@@ -8,19 +8,25 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from scheduler.request import Request as EngineRequest
-from server.answer import json_response
 from server.generation import Echo
 from server.intake import DEFAULT_COMPLETION_TOKENS, LengthPolicy, engine_request, sampling_params
 from server.protocol.checks import check_completion
 from server.protocol.completions import CompletionRequest
 from server.protocol.structured import grammar_of
-from server.replies.completion import CompletionChunks, CompletionShape, completion_body
+from server.replies.completion import CompletionWriter
 from server.replies.head import Head, new_id
-from server.replies.logprobs import LogprobShapes
-from server.routes.generating import all_of, bad_words, body_of, generation, parsed, prompt_scores, text_options
+from server.routes.generating import (
+    answered,
+    bad_words,
+    body_of,
+    compiled,
+    generation,
+    parsed,
+    prompt_scores,
+    shapes,
+    text_options,
+)
 from server.state import ServerState
-from server.streaming import EventStream
-from server.structured.waiting import compiled
 from server.tokenize import Tokenizing
 
 
@@ -36,19 +42,18 @@ def router(state: ServerState) -> APIRouter:
         head = Head(new_id("cmpl"), fields.model, state.system_fingerprint, bool(fields.timings))
         requests = _requests(state, fields, head, prompts, await bad_words(state, fields), arrival)
         grammar = grammar_of(fields.response_format, fields.structured_outputs)
-        constraint = await compiled(state.grammars, grammar, request.receive)
+        constraint = await compiled(state, grammar, request.receive)
         requests = [replace(work, constraint=constraint) for work in requests]
-        options = text_options(fields, logprobs=fields.logprobs is not None)
         echoes = _echoes(state, fields, requests)
-        work = generation(state, requests, options, echoes)
-        shape = _shape(state, fields, prompts, requests[0].n, echoes)
-        if fields.stream:
-            writer = CompletionChunks(head, fields.stream_options, shape)
-            return EventStream(work, writer, state.keep_alive_seconds, headers)
-        answers = await all_of(work, request)
-        if isinstance(answers, Response):
-            return answers
-        return json_response(completion_body(head, work, answers, shape), headers=headers)
+        work = generation(state, requests, text_options(fields, logprobs=fields.logprobs is not None), echoes)
+        writer = CompletionWriter(
+            head,
+            fields,
+            None if fields.logprobs is None else shapes(state, fields, fields.logprobs),
+            [work.prompt.tolist() for work in requests] if fields.return_token_ids else None,
+            None if fields.prompt_logprobs is None else lambda prompt: prompt_scores(state, fields, echoes[prompt]),
+        )
+        return await answered(request, state, work, writer, headers, stream=fields.stream)
 
     return routes
 
@@ -112,15 +117,3 @@ def _echoes(state: ServerState, fields: CompletionRequest, requests: list[Engine
         text = prompt if as_given else state.tokenizing.decoding.text_of(tokens, skip_special)
         echoes.append(Echo(text, tokens, scored=scored or fields.logprobs is not None))
     return echoes
-
-
-def _shape(
-    state: ServerState, fields: CompletionRequest, prompts: list[list[int]], generated: int, echoes: list[Echo]
-) -> CompletionShape:
-    logprobs = None
-    if fields.logprobs is not None:
-        skip_special = fields.skip_special_tokens is not False
-        logprobs = LogprobShapes(state.tokenizing.decoding, fields.logprobs, skip_special)
-    ids = prompts if fields.return_token_ids else None
-    scores = None if fields.prompt_logprobs is None else lambda prompt: prompt_scores(state, fields, echoes[prompt])
-    return CompletionShape(generated, fields.n or 1, logprobs, ids, scores)

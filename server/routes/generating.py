@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from fastapi import Request
 from pydantic import ValidationError
 from starlette.responses import Response
+from starlette.types import Receive
 
 from scheduler.request import Request as EngineRequest
 from server.answer import json_response
 from server.body import read_json
 from server.choice import TextOptions
-from server.errors import InvalidRequest, bounded, from_validation
-from server.exchange import current
+from server.deadline import deadline
+from server.errors import InvalidRequest, Overloaded, bounded, from_validation
 from server.generation import ClientGone, Echo, Generation
 from server.protocol.checks import check_names, printable, unknown_field, unknown_inside
-from server.protocol.fields import Fields, GenerationFields
-from server.replies.head import Collected
+from server.protocol.fields import Fields, GenerationFields, SamplingFields
+from server.replies.chunks import AnswerWriter
 from server.replies.logprobs import LogprobShapes
 from server.state import ServerState
-from server.streaming import collected
+from server.streaming import EventStream, collected, left
+from server.structured.constraint import GrammarConstraint
+from server.structured.grammar import Grammar
 
 IGNORED_HEADER = "x-octavo-ignored"
 CLIENT_CLOSED = 499  # nginx's number for it; nobody is there to read it
@@ -71,11 +75,33 @@ async def bad_words(state: ServerState, fields: GenerationFields) -> tuple[tuple
     return await state.tokenizing.run(state.tokenizing.bad_words, fields.bad_words)
 
 
+def shapes(state: ServerState, fields: SamplingFields, alternatives: int | None) -> LogprobShapes:
+    return LogprobShapes(state.tokenizing.decoding, alternatives or 0, fields.skip_special_tokens is not False)
+
+
 def prompt_scores(state: ServerState, fields: GenerationFields, echo: Echo) -> list[dict[str, Any] | None]:
     """The `prompt_logprobs` of an answer."""
-    skip_special = fields.skip_special_tokens is not False
-    shapes = LogprobShapes(state.tokenizing.decoding, fields.prompt_logprobs or 0, skip_special)
-    return shapes.prompt(echo.records(state.tokenizing.decoding, skip_special))
+    records = echo.records(state.tokenizing.decoding, fields.skip_special_tokens is not False)
+    return shapes(state, fields, fields.prompt_logprobs).prompt(records)
+
+
+async def compiled(state: ServerState, grammar: Grammar | None, receive: Receive) -> GrammarConstraint | None:
+    """What is to be followed; None when nothing is.
+
+    Raises what `GrammarCompiler.compile` does, and ClientGone as soon as the client has left.
+    """
+    if grammar is None:
+        return None
+    work = asyncio.create_task(state.grammars.compile(grammar))
+    leaving = asyncio.create_task(left(receive))
+    try:
+        await asyncio.wait({work, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
+            raise ClientGone
+        return work.result()
+    finally:
+        work.cancel()
+        leaving.cancel()
 
 
 def generation(
@@ -91,22 +117,39 @@ def generation(
     if wanted > most:
         param = "n" if requests[0].n > 1 else "prompt"
         raise InvalidRequest(f"The request asks for {wanted} choices, and at most {most} can be taken.", param=param)
-    requests = [replace(request, namespace=state.namespace(request.namespace)) for request in requests]
-    if state.log_prompts and (exchange := current.get()) is not None:
-        exchange.prompts = [
-            state.tokenizing.decoding.text_of(request.prompt.tolist(), skip_special=False) for request in requests
-        ]
+    owner = state.owner()
+    try:
+        spend = state.key_limits.admit(owner, requests)
+    except Overloaded:
+        state.metrics.refuse("key_limit")
+        raise
+    namespaced = [replace(request, namespace=state.namespace(request.namespace), owner=owner) for request in requests]
     return Generation(
-        state.engine, state.metrics, state.tokenizing.decoding, requests, options, echoes, clock=state.clock
+        state.engine,
+        state.metrics,
+        state.tokenizing.decoding,
+        namespaced,
+        options,
+        echoes,
+        clock=state.clock,
+        deadline=deadline.get(),
+        spend=spend,
     )
 
 
-async def all_of(work: Generation, request: Request) -> list[Collected] | Response:
-    """The whole answer, or a response for a client that has left."""
-    try:
-        return await collected(work, request.receive)
-    except ClientGone:
-        return json_response(b"{}", CLIENT_CLOSED)
+async def answered(
+    request: Request,
+    state: ServerState,
+    work: Generation,
+    writer: AnswerWriter,
+    headers: Mapping[str, str],
+    *,
+    stream: bool | None,
+) -> Response:
+    """The answer, streamed or whole. Raises APIError and ClientGone."""
+    if stream:
+        return EventStream(work, writer, state.keep_alive_seconds, headers)
+    return json_response(writer.whole(work, await collected(work, request.receive)), headers=headers)
 
 
 def body_of(*models: type[Fields]) -> dict[str, object]:

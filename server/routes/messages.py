@@ -12,9 +12,8 @@ from server.errors import renaming
 from server.protocol.messages import RENAMED, CountTokensRequest, MessageRequest, chat_of
 from server.replies.head import new_id
 from server.replies.message import MessageWriter
-from server.routes.generating import all_of, body_of, validated
+from server.routes.generating import answered, body_of, validated
 from server.state import ServerState
-from server.streaming import EventStream
 
 
 def router(state: ServerState) -> APIRouter:
@@ -28,15 +27,9 @@ def router(state: ServerState) -> APIRouter:
         message_id = new_id("msg", "_")
         with renaming(RENAMED):
             chat = chat_request(chat_of(fields, body))
-            work, _ = await begin(state, chat, await prompt_of(state, chat), message_id, arrival, request.receive)
+            work, _ = await begin(state, chat, message_id, arrival, request.receive)
         writer = MessageWriter(message_id, fields.model, request.state.request_id)
-        if fields.stream:
-            return EventStream(work, writer, state.keep_alive_seconds, headers)
-        answers = await all_of(work, request)
-        if isinstance(answers, Response):
-            return answers
-        writer.events(work, work.choices[0], answers[0].delta())
-        return object_response(writer.body(work), headers=headers)
+        return await answered(request, state, work, writer, headers, stream=fields.stream)
 
     @routes.post("/v1/messages/count_tokens", openapi_extra=body_of(CountTokensRequest))
     async def count(request: Request) -> Response:

@@ -5,31 +5,30 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from typing import Annotated, Literal
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from server.answer import object_response
 from server.body import read_json
 from server.conversing import begin, chat_request, prompt_of
-from server.errors import APIError, InternalError, InvalidRequest, UnsupportedField, renaming
+from server.errors import APIError, InternalError, InvalidRequest, UnsupportedField, renaming, shown
 from server.generation import ClientGone, Generation
 from server.protocol.chat import ChatCompletionRequest
 from server.protocol.responses import RENAMED, ResponseRequest, chat_of
 from server.replies.head import new_id
-from server.replies.logprobs import LogprobShapes
 from server.replies.response import ResponseWriter
 from server.response_store import ResponseStore
-from server.routes.generating import all_of, body_of, validated
+from server.routes.generating import answered, body_of, shapes, validated
 from server.state import ServerState
-from server.streaming import EventStream
 
 logger = logging.getLogger(__name__)
 
 
 def router(state: ServerState) -> APIRouter:
     routes = APIRouter()
-    store = ResponseStore()
+    store = ResponseStore(state.owner)
     running: set[asyncio.Task[None]] = set()  # or they would be collected
 
     async def read(
@@ -48,30 +47,21 @@ def router(state: ServerState) -> APIRouter:
         fields, headers, chat, messages = await read(request)
         response_id = new_id("resp", "_")
         with renaming(RENAMED):
-            work, _ = await begin(state, chat, await prompt_of(state, chat), response_id, arrival, request.receive)
-        logprobs = None
-        if fields.wants_logprobs:
-            skip_special = fields.skip_special_tokens is not False
-            logprobs = LogprobShapes(state.tokenizing.decoding, fields.top_logprobs or 0, skip_special)
+            work, _ = await begin(state, chat, response_id, arrival, request.receive)
+        logprobs = shapes(state, fields, fields.top_logprobs) if fields.wants_logprobs else None
 
         def keep(response: ResponseWriter) -> None:
             if fields.store is not False:
                 store.put(response, messages)
 
         writer = ResponseWriter(response_id, fields, logprobs, keep)
-        if fields.background:
-            writer.work = work
-            keep(writer)
-            task = asyncio.create_task(_collect(work, writer))
-            running.add(task)
-            task.add_done_callback(running.discard)
-        elif fields.stream:
-            return EventStream(work, writer, state.keep_alive_seconds, headers)
-        else:
-            answers = await all_of(work, request)
-            if isinstance(answers, Response):
-                return answers
-            writer.events(work, work.choices[0], answers[0].delta())
+        if not fields.background:
+            return await answered(request, state, work, writer, headers, stream=fields.stream)
+        writer.work = work
+        keep(writer)
+        task = asyncio.create_task(_collect(work, writer))
+        running.add(task)
+        task.add_done_callback(running.discard)
         return object_response(writer.body(), headers=headers)
 
     @routes.post("/v1/responses/input_tokens", openapi_extra=body_of(ResponseRequest))
@@ -86,6 +76,24 @@ def router(state: ServerState) -> APIRouter:
         if stream:
             raise UnsupportedField("'stream' is not supported: what was streamed once is not kept.", param="stream")
         return object_response(store.get(response_id).body())
+
+    @routes.get("/v1/responses/{response_id}/input_items")
+    async def input_items(
+        response_id: str,
+        limit: Annotated[int, Query(ge=1, le=100)] = 20,
+        order: Literal["asc", "desc"] = "desc",
+        after: str | None = None,
+    ) -> Response:
+        items = store.get(response_id).input_items()
+        if order == "desc":
+            items.reverse()
+        ids = [item["id"] for item in items]
+        if after is not None and after not in ids:
+            raise InvalidRequest(f"'after' is {shown(after)}, which no item has for an id.", param="after")
+        first = 0 if after is None else ids.index(after) + 1
+        page = items[first : first + limit]
+        ends = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {"first_id": None, "last_id": None}
+        return object_response({"object": "list", "data": page, "has_more": first + limit < len(items), **ends})
 
     @routes.post("/v1/responses/{response_id}/cancel")
     async def cancel(response_id: str) -> Response:

@@ -118,7 +118,7 @@ def _move_inwards(schema: dict[str, Any]) -> None:
     include them."""
     for keyword, step in (("exclusiveMinimum", 1e-9), ("exclusiveMaximum", -1e-9)):
         bound = schema.get(keyword)
-        if type(bound) in (int, float) and bound == bound // 1:
+        if isinstance(bound, int | float) and not isinstance(bound, bool) and bound % 1 == 0:
             schema[keyword] = bound + step * max(1, abs(bound))
 
 

@@ -178,6 +178,44 @@ def test_responses_are_kept_until_deleted(server: Any, client: openai.OpenAI) ->
     assert server.error(server.http.get(f"{PATH}/{streamed['id']}?stream=true"), 400)["param"] == "stream"
 
 
+def test_another_key_does_not_find_a_response(serving: Any) -> None:
+    with serving(api_keys=("one", "two")) as server:
+        ask = {"json": {"model": server.model, "input": "Hello", "max_output_tokens": 3}}
+        mine, theirs = ({"authorization": f"Bearer {key}"} for key in ("one", "two"))
+        response_id = server.http.post(PATH, **ask, headers=mine).json()["id"]
+        assert server.http.get(f"{PATH}/{response_id}", headers=mine).json()["id"] == response_id
+        for method, place in (("GET", ""), ("GET", "/input_items"), ("POST", "/cancel"), ("DELETE", "")):
+            server.error(server.http.request(method, f"{PATH}/{response_id}{place}", headers=theirs), 404)
+        follows = {"json": {**ask["json"], "previous_response_id": response_id}}
+        assert server.http.post(PATH, **follows, headers=mine).status_code == 200
+        assert server.error(server.http.post(PATH, **follows, headers=theirs), 404)["param"] == "previous_response_id"
+
+
+def test_what_was_asked_is_listed(server: Any, client: openai.OpenAI, valid: Callable[[str, Any], None]) -> None:
+    items: Any = [
+        {"role": "user", "content": [{"type": "input_text", "text": "Hello"}]},
+        {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]},
+        {"role": "assistant", "content": "So."},
+        {"type": "function_call", "call_id": "c1", "name": "f", "arguments": '{"x":1}'},
+        {"type": "function_call_output", "call_id": "c1", "output": "42"},
+    ]
+    made = client.responses.create(model=server.model, input=items, max_output_tokens=3)
+    listed = client.responses.input_items.list(made.id, order="asc").data
+    assert [item.type for item in listed] == [item.get("type", "message") for item in items]
+    assert [item.to_dict() for item in client.responses.input_items.list(made.id)] == [
+        item.to_dict() for item in reversed(listed)
+    ]
+    assert listed[0].to_dict()["content"] == [{"type": "input_text", "text": "Hello"}]
+    assert len({item.id for item in listed}) == 5
+    page = client.responses.input_items.list(made.id, order="asc", limit=2, after=listed[0].id)
+    assert [item.id for item in page.data] == [item.id for item in listed[1:3]]
+    assert len(list(page)) == 4, "the client asks for the rest"
+    valid("ResponseItemList", server.http.get(f"{PATH}/{made.id}/input_items").json())
+    assert server.error(server.http.get(f"{PATH}/{made.id}/input_items?limit=0"), 400)["param"] == "limit"
+    assert server.error(server.http.get(f"{PATH}/{made.id}/input_items?after=x"), 400)["param"] == "after"
+    assert server.error(server.http.get(f"{PATH}/nothing/input_items"), 404)
+
+
 def test_a_response_goes_on_from_another(server: Any, client: openai.OpenAI) -> None:
     server.script(prompt(("system", "Be kind."), ("user", "Hello")), ANSWER)
     first = client.responses.create(model=server.model, input="Hello", instructions="Be kind.")
@@ -270,7 +308,7 @@ def test_the_store_forgets_the_oldest() -> None:
         writer.body = lambda: {"id": str(number), "filler": "x" * 100}  # type: ignore[method-assign]
         return writer
 
-    store = ResponseStore(max_responses=3, max_bytes=1000)
+    store = ResponseStore(lambda: "", max_responses=3, max_bytes=1000)
     for number in range(5):
         store.put(response(number), [])
     assert [number for number in range(5) if str(number) in store._stored] == [2, 3, 4]
