@@ -113,7 +113,7 @@ class Metrics:
         self.plan_phase, self.run_phase, self.mask_phase, self.apply_phase = map(
             phases.labels, ("plan", "run", "mask", "apply")
         )
-        self.step_rows = histogram("step_rows", "Token rows in a step.", ROWS)
+        self.step_rows = histogram("step_rows", "Token rows in a step, drafted ones included.", ROWS)
         self.step_sequences = histogram("step_sequences", "Sequences in a step.", SEQUENCES)
         self.prefill_rows = counter("prefill_tokens", "Token rows of prompts, recomputed ones included.")
         self.decode_rows = counter("decode_tokens", "Token rows of answers.")
@@ -153,7 +153,8 @@ class Metrics:
         self.apply_phase.observe(step.apply_seconds)
         if step.mask_seconds:
             self.mask_phase.observe(step.mask_seconds)
-        self.step_rows.observe(step.rows)
+        rows = step.rows + step.drafted_tokens
+        self.step_rows.observe(rows)
         self.step_sequences.observe(len(step.sequences))
         self.prefill_rows.inc(step.prefill_tokens)
         self.decode_rows.inc(step.decode_rows)
@@ -163,7 +164,7 @@ class Metrics:
             cost = self._roofline.cost
             self.read_bytes.inc(cost.bytes_read(step.context_tokens))
             logit_rows = step.sampled_tokens + step.drafted_tokens
-            self.operations.inc(cost.operations(step.rows, logit_rows, step.attended_tokens))
+            self.operations.inc(cost.operations(rows, logit_rows, step.attended_tokens))
         if step.drafts:
             self._on_drafts(step.drafts)
         if step.error is not None:

@@ -61,6 +61,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     with collecting() as collector:
         command = [sys.executable, "-m", "server.cli", "serve", "--port", str(port), *flags]
         command += ["--otlp-endpoint", collector.url]
+        command += ["--speculative-config", json.dumps({"method": "ngram", "adaptive": False})]
         with (
             started("the daemon", command, port, "/ready", log=log) as server,
             load(server),
@@ -140,6 +141,12 @@ def test_every_panel_shows_numbers(scene: Scene, expression: str) -> None:
         return bool(samples) and all(math.isfinite(float(sample["value"][1])) for sample in samples)
 
     wait_until(shown)
+
+
+def test_what_speculation_gives_is_seen(scene: Scene) -> None:
+    wait_until(lambda: bool(scene.query("octavo_spec_accepted_tokens_total > 0")))
+    [series] = scene.query('octavo_spec_drafted_tokens_total{position="1"}')
+    assert series["metric"]["proposer"] == "ngram"
 
 
 def test_the_choice_of_instance_offers_the_daemon(scene: Scene) -> None:
