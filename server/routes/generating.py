@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 from fastapi import Request
@@ -18,6 +19,7 @@ from server.body import read_json
 from server.choice import TextOptions
 from server.deadline import deadline
 from server.errors import InvalidRequest, Overloaded, bounded, from_validation
+from server.exchange import current
 from server.generation import ClientGone, Echo, Generation
 from server.protocol.checks import check_names, printable, unknown_field, unknown_inside
 from server.protocol.fields import Fields, GenerationFields, SamplingFields
@@ -123,6 +125,9 @@ def generation(
     except Overloaded:
         state.metrics.refuse("key_limit")
         raise
+    if state.log_prompts and (exchange := current.get()) is not None:
+        text_of = partial(state.tokenizing.decoding.text_of, skip_special=False)
+        exchange.prompts = [text_of(request.prompt.tolist()) for request in requests]
     namespaced = [replace(request, namespace=state.namespace(request.namespace), owner=owner) for request in requests]
     return Generation(
         state.engine,
