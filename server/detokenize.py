@@ -123,9 +123,9 @@ class Decoding:
         return ByteDetokenizer(self._table(self.special_ids - shown if skip_special else frozenset()))
 
     def ids_of(self, texts: Iterable[str]) -> dict[str, int]:
-        """The texts that are special tokens, with their ids."""
+        """The texts that are tokens of their own, with their ids."""
         found = {text: self._tokenizer.token_to_id(text) for text in texts}
-        return {text: id for text, id in found.items() if id in self.special_ids}
+        return {text: id for text, id in found.items() if id is not None}
 
     def _table(self, skipped: frozenset[int]) -> TokenTable:
         table = self._tables.get(skipped)

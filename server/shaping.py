@@ -6,11 +6,11 @@ either. Thoughts come before both and are free. Pure functions, apart from what 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from server.errors import InvalidRequest
+from server.errors import InvalidRequest, UnsupportedField
 from server.message import MessageParser
 from server.protocol.chat import ChatCompletionRequest
 from server.protocol.structured import grammar_of
@@ -21,6 +21,8 @@ from server.tools.definitions import ToolChoice
 from server.tools.formats import CALLS, CallFormat, Mark
 
 _ANYTHING = "(?s:.*)"
+_CLOSED = "(?s:.*<\\/think>.*)"
+_BUDGET = "thinking_token_budget"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +40,16 @@ def form_of(
     """Raises InvalidRequest for formats that cannot be, and for a choice that excludes one."""
     calls = None if choice is None else state.call_format
     marks = (*(calls.marks if calls else ()), *((OPENING, CLOSING) if state.splits_reasoning else ()))
-    special = state.tokenizing.decoding.ids_of(marks)
+    special = state.tokenizing.decoding.ids_of(marks)  # those that are tokens of their own
     start = _start(state, prompt) if state.splits_reasoning else None
 
     def mark(text: str) -> str:
         return f"<[{special[text]}]>" if text in special else literal(text)
 
     grammar = _grammar(fields, choice, calls, mark)
-    if grammar is not None and start is not None:
-        grammar = _behind_thoughts(grammar, start, mark, tokens=CLOSING in special)
+    if start is not None and start != "outside":
+        budget = None if fields.thinking_token_budget == -1 else fields.thinking_token_budget
+        grammar = _behind_thoughts(grammar, start, special, mark, budget)
     parser = None
     if start is not None or choice is not None:
         parser = partial(_parser, start, choice, calls, fields.include_reasoning is not False)
@@ -89,14 +92,23 @@ def _grammar(
     return Grammar(CALLS, "tools", rules)
 
 
-def _behind_thoughts(reply: Grammar, start: Start, mark: Mark, *, tokens: bool) -> Grammar:
-    """`tokens`: whether the closing mark is a token of its own, which free text cannot run into."""
-    if start == "outside":
-        return reply
-    thoughts = (
-        f"thoughts: THOUGHT {mark(CLOSING)}\nTHOUGHT: /{_ANYTHING}/"
-        if tokens
-        else (f"thoughts[suffix={literal(CLOSING)}]: /{_ANYTHING}/")
-    )
+def _behind_thoughts(
+    reply: Grammar | None, start: Start, special: Mapping[str, int], mark: Mark, budget: int | None
+) -> Grammar | None:
+    """The answer with the thoughts before it, which end after `budget` tokens."""
+    if budget is not None and not {OPENING, CLOSING} <= special.keys():
+        raise UnsupportedField(
+            f"'{_BUDGET}' is not supported: this model writes its '{CLOSING}' in pieces.", param=_BUDGET
+        )
+    if reply is None and budget is None:
+        return None
+    if reply is None:
+        first = "<[*]>" if start == "inside" else f"<[^{special[OPENING]}]>"
+        reply = Grammar(f"({first} <[*]>*)?", _BUDGET)
+    if CLOSING in special:  # which free text cannot run into
+        limit = "" if budget is None else f"[max_tokens={budget}]"
+        thoughts = f"thoughts: thought {mark(CLOSING)}\nthought{limit}: /{_ANYTHING}/ & ~/{_CLOSED}/"
+    else:
+        thoughts = f"thoughts[suffix={literal(CLOSING)}]: /{_ANYTHING}/"
     before = "thoughts BLANKS" if start == "inside" else f"({mark(OPENING)} thoughts BLANKS)?"
     return reply.within(f"{before} reply", "reply", f"{thoughts}\nBLANKS: /[ \\n]{{0,4}}/")

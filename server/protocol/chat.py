@@ -132,6 +132,7 @@ class ChatCompletionRequest(GenerationFields):
     tools: Annotated[list[ToolDefinition], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: Choice | None = None
     parallel_tool_calls: bool | None = None
+    thinking_token_budget: Annotated[Int, Field(ge=-1)] | None = Field(None, description="-1 for no limit")
     include_reasoning: bool | None = Field(None, description="false leaves reasoning_content out")
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None

@@ -60,7 +60,6 @@ _COMMON = {
     "kv_transfer_params": Refusal("keys and values stay in this process"),
     "vllm_xargs": Refusal("there are no plugins"),
     "repetition_detection": Refusal("it is not served"),
-    "thinking_token_budget": Refusal("it is not served"),
     "return_tokens_as_token_ids": Refusal("use return_token_ids", (None, False)),
     "logits_processors": Refusal("code is not taken from clients", (None, [])),
     "guided_json": Refusal("use structured_outputs.json"),
@@ -69,7 +68,11 @@ _COMMON = {
     "guided_grammar": Refusal("use structured_outputs.grammar"),
 }
 REFUSED: dict[type[Fields], Mapping[str, Refusal]] = {
-    CompletionRequest: _COMMON | {"suffix": Refusal("text is only continued, not filled in", (None, ""))},
+    CompletionRequest: _COMMON
+    | {
+        "suffix": Refusal("text is only continued, not filled in", (None, "")),
+        "thinking_token_budget": Refusal("it is a field of /v1/chat/completions"),
+    },
     ChatCompletionRequest: _COMMON
     | {
         "functions": Refusal("use tools", (None, [])),

@@ -17,6 +17,7 @@ RENAMED = {
     r"^stop\b": "stop_sequences",
     r"^response_format(\.json_schema)?\b": "output_config.format",
     r"^reasoning_effort\b": "output_config.effort",
+    r"^thinking_token_budget\b": "thinking.budget_tokens",
     r"\.function\.parameters\b": ".input_schema",
     r"\.function\b": "",
 }
@@ -86,6 +87,11 @@ def chat_of(fields: CountTokensRequest, body: Mapping[str, Any]) -> dict[str, An
         # The client opens the answer, and gets what follows.
         "continue_final_message": fields.messages[-1].role == "assistant" or None,
     }
+    if (budget := fields.thinking and fields.thinking.budget_tokens) is not None:
+        chat["thinking_token_budget"] = budget
+        if isinstance(fields, MessageRequest) and budget >= fields.max_tokens:
+            param = "thinking.budget_tokens"
+            raise InvalidRequest(f"'{param}' ({budget}) must be smaller than 'max_tokens'.", param=param)
     if fields.thinking is not None and fields.thinking.type != "adaptive":
         chat["chat_template_kwargs"] = {"enable_thinking": fields.thinking.type == "enabled"}
     if choice is not None and fields.tools:
