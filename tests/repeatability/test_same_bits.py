@@ -1,7 +1,8 @@
 """The contract of repeatability: a request's tokens, logprobs and finish reason are the same bits however it was run.
 
 Every scenario runs some requests through the real engine, KV store and native kernels, mixed as chance has it: who else
-is in the batch, how the prompt is chunked, what the prefix cache holds, how often it is preempted, on how many threads.
+is in the batch, how the prompt is chunked, what the prefix cache holds, how often it is preempted, on how many threads,
+what is drafted ahead and in how many branches.
 Each request is compared with the same request run alone, whole and uncached.
 """
 
@@ -29,7 +30,9 @@ from models.sampling import SamplingParams
 from models.sampling_state import SamplingState
 from scheduler.engine import Engine
 from scheduler.limits import Limits
-from scheduler.request import Request
+from scheduler.proposers.base import Ask, Draft, Proposer, Verified
+from scheduler.request import Request, Sequence
+from scheduler.speculation import Speculation
 
 PAGE, PAGES, CONTEXT, VOCABULARY = 16, 1200, 512, 384
 FORMATS = ["float32", "bfloat16", "int8", "int4", "int4 without tiles", "bfloat16 without tiles"]
@@ -47,6 +50,36 @@ class Conditions:
     seats: int = 64
     slots: int = 0  # of a second tier
     policy: Literal["fcfs", "prefix"] = "fcfs"
+    branches: int = 0  # of drafts; 0 drafts nothing
+
+
+class Knowing:
+    """A proposer that has heard every answer, and repeats it with mistakes."""
+
+    name = "knowing"
+    runs_model = False
+
+    def __init__(self, rng: random.Random, alone: dict[str, list[Answer]]) -> None:
+        self.rng, self.alone, self.accepted, self.branched = rng, alone, 0, 0
+
+    def seconds(self, sequences: int) -> float:
+        return 0.0
+
+    def propose(self, asks: list[Ask]) -> list[Draft]:
+        return [self._propose(ask) for ask in asks]
+
+    def _propose(self, ask: Ask) -> Draft:
+        sequence = ask.sequence
+        said = self.alone[sequence.request.id][sequence.index][0][sequence.known - sequence.prompt_length :]
+        coming = [*said, *([9] * ask.tokens)][: self.rng.randint(1, ask.tokens)]
+        paths = [[t if self.rng.random() < 0.85 else 11 for t in coming] for _ in range(ask.branches)]
+        return Draft([np.array(path, np.int32) for path in {tuple(path): None for path in paths}])
+
+    def observe(self, verified: list[Verified]) -> None:
+        self.accepted += sum(seen.accepted for seen in verified)
+        self.branched += sum(len(seen.draft.paths) > 1 for seen in verified)
+
+    def forget(self, sequence: Sequence) -> None: ...
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +120,7 @@ def runners(request: pytest.FixtureRequest, folder: Any) -> Iterator[dict[int, C
     load_library().octavo_tiles(True)
 
 
-def engine(runner: CpuRunner, conditions: Conditions) -> Engine:
+def engine(runner: CpuRunner, conditions: Conditions, proposer: Proposer | None = None) -> Engine:
     limits = Limits(
         max_model_len=CONTEXT,
         max_num_seqs=conditions.seats,
@@ -97,10 +130,14 @@ def engine(runner: CpuRunner, conditions: Conditions) -> Engine:
     )
     memory = np.zeros((conditions.slots, runner.page_bytes(PAGE)), np.uint8)
     store = KVStore(
-        num_pages=conditions.pages, page_size=PAGE, max_sequences=conditions.seats, max_model_len=CONTEXT,
-        prefix_caching=conditions.prefix_caching, tier=HostTier(memory, PAGE) if conditions.slots else None,
+        num_pages=conditions.pages, page_size=PAGE, max_sequences=conditions.seats * max(1, conditions.branches),
+        max_model_len=CONTEXT, prefix_caching=conditions.prefix_caching,
+        tier=HostTier(memory, PAGE) if conditions.slots else None,
     )  # fmt: skip
-    return Engine(runner, store, SamplingState(conditions.seats, VOCABULARY, (2,)), limits)
+    speculation = None
+    if proposer is not None:
+        speculation = Speculation(proposer, lambda rows: 1.0, tokens=7, branches=conditions.branches)
+    return Engine(runner, store, SamplingState(conditions.seats, VOCABULARY, (2,)), limits, speculation=speculation)
 
 
 async def read(running: Engine, request: Request) -> list[Answer]:
@@ -163,12 +200,14 @@ def alone(runners: dict[int, CpuRunner]) -> dict[str, list[Answer]]:
 
 async def scenario(
     runner: CpuRunner, conditions: Conditions, rng: random.Random, alone: dict[str, list[Answer]]
-) -> tuple[int, int]:
+) -> tuple[int, int, int, int]:
     """Some requests, arriving by chance, on a cold, warm or partly evicted cache.
 
-    Returns the preemptions, and the pages that came back from the second tier.
+    Returns the preemptions, the pages that came back from the second tier, drafted tokens that were right, and how
+    many drafts had branches.
     """
-    running = engine(runner, conditions)
+    proposer = Knowing(rng, alone)
+    running = engine(runner, conditions, proposer if conditions.branches else None)
     running.start()
     for _ in range(rng.choice([1, 1, 2])):  # the second round finds what the first left in the cache
         chosen = rng.sample(REQUESTS, rng.choice([1, 2, 3, 5, 8, 16, 40]))
@@ -183,27 +222,32 @@ async def scenario(
     running.kv.check_integrity()
     preempted = sum(record.preempted != () for record in running.journal.steps)
     await running.stop()
-    return preempted, 0 if running.kv.tier is None else running.kv.tier.counts["loaded"]
+    loaded = 0 if running.kv.tier is None else running.kv.tier.counts["loaded"]
+    return preempted, loaded, proposer.accepted, proposer.branched
 
 
+@pytest.mark.case(3, 73, 76)
 def test_answers_are_the_same_bits_in_random_scenarios(
     runners: dict[int, CpuRunner], alone: dict[str, list[Answer]], request: pytest.FixtureRequest
 ) -> None:
     rng = random.Random(11)
-    preempted = loaded = 0
+    seen = np.zeros(4, int)
     for _ in range(SCENARIOS):
         conditions = Conditions(
             budget=rng.choice([16, 17, 31, 64, 100, 256, 512, 2048]),
             prefix_caching=(caching := rng.random() < 0.7),
-            pages=rng.choice([PAGES, PAGES, 60, 28, 22]),
+            pages=rng.choice([PAGES, PAGES, 60, 28, 22, 22, 21]),
             seats=rng.choice([64, 64, 8]),
             slots=rng.choice([0, 5, 400, 400]) if caching else 0,
             policy=rng.choice(["fcfs", "prefix"]),
+            branches=rng.choice([0, 0, 1, 1, 3]),
         )
-        now = asyncio.run(scenario(runners[rng.choice([1, 2, 2, 3])], conditions, rng, alone))
-        preempted, loaded = preempted + now[0], loaded + now[1]
+        seen += asyncio.run(scenario(runners[rng.choice([1, 2, 2, 3])], conditions, rng, alone))
+    preempted, loaded, accepted, branched = seen
     assert loaded > 5
-    assert preempted > 20  # or the small pools proved nothing
+    assert accepted > 1000
+    assert branched > 50
+    assert preempted > 10  # or the small pools proved nothing
     assert len({answer[0] for answers in alone.values() for answer in answers}) > 40
 
 
