@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 import torch
 
+from config.hardware import Hardware
 from models.base import Runner
 from models.build import build_key
 from models.cpu.runner import CpuRunner
@@ -69,6 +70,8 @@ def _kept(runner: Runner, arithmetic: str, measure: Callable[[], tuple[float, fl
 
 
 def _native(threads: int, form: int) -> tuple[float, float]:
+    if Hardware.detect("cpu").free_bytes < 4 * READ_BYTES:
+        raise RuntimeError("there is too little memory left to measure with")
     kernels = Kernels(threads)
     return read_rate(kernels, threads), operation_rate(kernels, form)
 
