@@ -17,15 +17,12 @@ Owner: see `scheduler.proposers.base`. Knows nothing of where keys and values li
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence as Several
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
-import numpy.typing as npt
 
-from kvstore.store import KVStore
 from models.base import Batch, Runner, StepOutput
 from models.plain_batch import plain_batch
 from models.sampling import SamplingBatch
@@ -35,16 +32,10 @@ from scheduler.proposers.base import F32, Ask, Draft, Verified
 from scheduler.proposers.model_pages import DraftPages, Place
 from scheduler.proposers.model_paths import Path, draft_of, main_path
 from scheduler.request import I32, Sequence
+from scheduler.step_times import measure
 
 if TYPE_CHECKING:
     from models.rejection import LogitsRunner
-
-MEASURED_ROWS = (1, 2, 4, 8, 16)
-MEASURED_CONTEXT = 256  # tokens
-MEASURED_TIMES = 4  # the best of them counts
-FAR = 1 << 12  # rows to which the measured slope is drawn out
-
-F64 = npt.NDArray[np.float64]
 
 
 class ModelProposer:
@@ -72,10 +63,10 @@ class ModelProposer:
         self._sampling = sampling
         self._budget = budget
         self._keep_probabilities = keep_probabilities
-        self._measured = measure(runner, pages.store)
+        self._times = measure(runner, pages.store.pools[0].total, pages.store.page_size)
 
     def seconds(self, sequences: int) -> float:
-        return float(np.interp(sequences, *self._measured))
+        return self._times(sequences)
 
     def observe(self, verified: list[Verified]) -> None:
         """Nothing to learn: what became of a draft shows when the sequence is drafted for again."""
@@ -236,24 +227,3 @@ class ModelProposer:
 def _complete(ask: Ask, place: Place) -> bool:
     """Whether the place's rows end with the last token known, behind which a draft begins."""
     return place.start + place.rows == ask.sequence.known
-
-
-def measure(runner: Runner, store: KVStore) -> tuple[F64, F64]:
-    """Numbers of rows and the seconds that a step of so many sequences takes, a row each."""
-    context = min(MEASURED_CONTEXT, store.max_model_len)
-    width = -(-context // store.page_size)
-    rows = [count for count in MEASURED_ROWS if count < store.pools[0].total] or [1]
-    seconds = []
-    for count in rows:
-        tables = np.zeros((count, width), np.int32)
-        tables[:, -1] = np.arange(count)  # each writes into a page of its own
-        tokens = np.zeros(count, np.int32)
-        batch = plain_batch(tokens, tables, starts=[context - 1] * count, counts=[1] * count)
-        times = []
-        for _ in range(MEASURED_TIMES):
-            began = time.perf_counter()
-            runner.run(batch)
-            times.append(time.perf_counter() - began)
-        seconds.append(min(times))
-    slope = max(0.0, (seconds[-1] - seconds[0]) / max(1, rows[-1] - rows[0]))
-    return np.array([*rows, FAR], float), np.array([*seconds, seconds[-1] + slope * (FAR - rows[-1])])

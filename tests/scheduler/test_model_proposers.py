@@ -6,6 +6,7 @@ Steps run by hand: the target without drafts, so that its text is what a draft i
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +25,7 @@ from models.loading.source import resolve_source
 from models.sampling_state import SamplingState
 from scheduler.apply import apply
 from scheduler.batch import build
+from scheduler.engine import Engine
 from scheduler.journal import Journal
 from scheduler.limits import Limits
 from scheduler.plan import plan
@@ -32,6 +34,7 @@ from scheduler.proposers.model import ModelProposer
 from scheduler.proposers.model_pages import OwnPages, TargetPages
 from scheduler.request import Request, Sequence
 from scheduler.requests import Requests
+from scheduler.speculation import Speculation
 from scheduler.state import State
 
 PAGE, PAGES, CONTEXT, VOCABULARY, EOS, BUDGET = 16, 120, 512, 384, 2, 512
@@ -462,3 +465,97 @@ def test_the_time_of_a_drafted_token_is_measured(load: Callable[..., CpuRunner])
     times = [proposer.seconds(count) for count in (1, 2, 3, 16, 17, 200)]
     assert times[0] > 0
     assert times[3] <= times[4] <= times[5]
+
+
+def mixed_requests(tools: Any) -> list[Request]:
+    rng = random.Random(5)
+    made = []
+    for i in range(16):
+        prompt = STEM[: rng.choice([1, 17, 60, 100])] + [
+            rng.randrange(3, VOCABULARY) for _ in range(rng.choice([1, 20]))
+        ]
+        options: dict[str, Any] = {
+            "temperature": (0.0, 0.7, 1.2)[i % 3],
+            "seed": i,
+            "max_tokens": rng.choice([1, 9, 90]),
+        }
+        options |= {"logprobs": rng.choice([None, 2]), "frequency_penalty": rng.choice([0.0, 0.0, 0.8])}
+        options |= {"ignore_eos": rng.random() < 0.5, "min_tokens": rng.choice([0, 5]), "n": 1 + (i % 8 == 3)}
+        if i % 6 == 5:
+            options["constraint"] = tools.Rule(rng.randrange(9), rng.choice(["at once", "when asked"]))
+        made.append(tools.request(str(i), prompt, **options))
+    return made
+
+
+async def engine_answers(
+    tools: Any, runner: CpuRunner, requests: list[Request], together: int, drafting: Any = None, **conditions: Any
+) -> tuple[list[Any], Engine]:
+    """Every choice of every request, so many requests at once; `drafting` makes a proposer of a store and a state."""
+    pages, branches = conditions.pop("pages", PAGES), conditions.pop("branches", 1)
+    limits = Limits(**{"max_model_len": CONTEXT, "max_num_seqs": 8, "max_num_batched_tokens": 128} | conditions)
+    store = KVStore(
+        num_pages=pages, page_size=PAGE, max_sequences=8 * branches, max_model_len=CONTEXT,
+        prefix_caching=limits.prefix_caching,
+    )  # fmt: skip
+    sampling = SamplingState(8, VOCABULARY, (EOS,))
+    speculation = None
+    if drafting is not None:
+        proposer = drafting(store, sampling)
+        speculation = Speculation(proposer, lambda rows: 1 + rows / 64, tokens=5, branches=branches, adaptive=False)
+    engine = Engine(runner, store, sampling, limits, speculation=speculation)
+    engine.start()
+    free = asyncio.Semaphore(together)
+
+    async def ask(request: Request) -> Any:
+        async with free:
+            [stream] = engine.submit([request])
+            answers = await tools.read(stream)
+            return {index: (answer.text, answer.error) for index, answer in answers.items()}
+
+    found = await asyncio.gather(*map(ask, requests))
+    await engine.until_idle()
+    store.check_integrity()
+    assert store.stats().used == 0
+    await engine.stop()
+    return found, engine
+
+
+@pytest.mark.parametrize("way", ["self", "draft_model", "same model"])
+def test_the_engine_gives_the_undrafted_text_whatever_model_drafts(
+    load: Callable[..., CpuRunner], tools: Any, way: str
+) -> None:
+    requests = mixed_requests(tools)
+    target = load("target")
+    target.allocate(PAGES, PAGE)
+    alone, _ = asyncio.run(engine_answers(tools, target, requests, 1, prefix_caching=False))
+    runner = {"self": load("target", "int4"), "draft_model": load("other"), "same model": load("target")}[way]
+    runner.join(target, pages=way == "self")
+    if way != "self":
+        runner.allocate(PAGES, PAGE)
+    accepted = preempted = 0
+    stores = []
+
+    def drafting(store: KVStore, sampling: SamplingState) -> ModelProposer:
+        pages: Any = TargetPages(store)
+        if way != "self":
+            stores.append(
+                KVStore(num_pages=rng.choice([PAGES, 30]), page_size=PAGE, max_sequences=24, max_model_len=CONTEXT)
+            )
+            pages = OwnPages(stores[-1])
+        return ModelProposer(way, runner, pages, sampling, budget=128)
+
+    for turn in range(6):
+        rng = random.Random(turn)
+        conditions = {"pages": (15, PAGES)[turn % 2], "branches": rng.choice([1, 3]), "prefix_caching": turn < 4}
+        rng.shuffle(order := list(range(len(requests))))
+        found, engine = asyncio.run(
+            engine_answers(tools, target, [requests[i] for i in order], rng.choice([2, 8, 24]), drafting, **conditions)
+        )
+        assert found == [alone[i] for i in order], conditions
+        accepted += sum(record.accepted_tokens for record in engine.journal.steps)
+        preempted += sum(record.preempted != () for record in engine.journal.steps)
+    for store in stores:
+        store.check_integrity()
+        assert store.stats().used == 0
+    assert accepted > (0 if way == "draft_model" else 400)
+    assert preempted > 0
