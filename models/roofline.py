@@ -25,7 +25,7 @@ from models.probe import READ_BYTES, SIDE, Kernels, best, operation_rate, read_r
 from models.step_cost import StepCost, cost_of, matrix_sizes, step_cost
 from models.torch_runner import TorchRunner
 
-BUSY = 1.5  # processes that want to run, for each core: more than the compiler makes at a first start
+BUSY = 1.0  # processes that wanted to run in the last minute, for each core: more than a first start makes
 
 
 @dataclass(frozen=True, slots=True)
