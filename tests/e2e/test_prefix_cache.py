@@ -103,6 +103,7 @@ def test_everything_completes_in_a_small_pool_as_it_does_alone_and_can_be_replay
     assert "all as recorded" in replayed.stdout
 
 
+@pytest.mark.case(44)
 def test_another_key_learns_nothing_from_the_cache_or_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(servers, "first_model", lambda url: "SmolLM2-135M-Instruct")  # it would need a key
     with daemon(["--kv-memory", "256MiB", "--cache-isolation", "key", "--api-key", "a", "b"]) as server:

@@ -174,6 +174,7 @@ def mixed_requests(count: int, longest: int) -> list[dict[str, Any]]:
     return requests
 
 
+@pytest.mark.case(73, 76)
 def test_64_concurrent_streams_each_equal_their_solo_run_bit_for_bit(daemon: Served) -> None:
     requests = mixed_requests(64, 300)
 
@@ -187,6 +188,7 @@ def test_64_concurrent_streams_each_equal_their_solo_run_bit_for_bit(daemon: Ser
     daemon.wait_until_idle()
 
 
+@pytest.mark.case(1)
 def test_no_reply_holds_a_marker_of_another_request(daemon: Served) -> None:
     markers = [f"zq{i:02d}x" for i in range(24)]
 
@@ -205,6 +207,7 @@ def test_no_reply_holds_a_marker_of_another_request(daemon: Served) -> None:
             assert marker in text
 
 
+@pytest.mark.case(17)
 def test_preemption_must_happen_in_a_small_pool_and_changes_nothing(tight: Served) -> None:
     requests = [r | {"max_tokens": 120, "ignore_eos": True} for r in mixed_requests(12, 150)]
     for request in requests:
@@ -224,6 +227,7 @@ def test_preemption_must_happen_in_a_small_pool_and_changes_nothing(tight: Serve
 
 
 @pytest.mark.parametrize("moment", ["before the first token", "after three chunks"])
+@pytest.mark.case(31)
 def test_a_client_that_leaves_stops_its_request(daemon: Served, moment: str) -> None:
     body = {"model": MODEL, "prompt": words(300, 1), "max_tokens": 4000, "stream": True, "n": 2, "ignore_eos": True}
     with httpx.stream("POST", daemon.url + "/v1/completions", json=body, timeout=30) as response:
@@ -237,6 +241,7 @@ def test_a_client_that_leaves_stops_its_request(daemon: Served, moment: str) -> 
     assert time.monotonic() - left < 2
 
 
+@pytest.mark.case(34)
 def test_waiting_requests_whose_clients_leave_are_never_prefilled(tight: Served) -> None:
     async def ask(url: str, index: int) -> None:
         body = {"model": MODEL, "prompt": f"{index} {words(100, index)}", "max_tokens": 100, "stream": True}
@@ -265,6 +270,7 @@ def test_waiting_requests_whose_clients_leave_are_never_prefilled(tight: Served)
     tight.wait_until_idle()
 
 
+@pytest.mark.case(71)
 def test_a_prompt_that_is_too_long_is_refused_with_the_numbers(tight: Served) -> None:
     for path, body in (
         ("completions", {"prompt": [5] * 512}),
@@ -315,6 +321,7 @@ MALFORMED: list[tuple[str, Any, str]] = [
 
 
 @pytest.mark.parametrize(("body", "param"), [case[1:] for case in MALFORMED], ids=[case[0] for case in MALFORMED])
+@pytest.mark.case(5)
 def test_a_malformed_body_is_refused_by_name_and_the_next_request_is_served(
     daemon: Served, body: Any, param: str
 ) -> None:
@@ -331,6 +338,7 @@ def test_a_malformed_body_is_refused_by_name_and_the_next_request_is_served(
     assert after.status_code == 200
 
 
+@pytest.mark.case(50)
 def test_an_idle_daemon_uses_no_processor(daemon: Served) -> None:
     import psutil
 
@@ -343,6 +351,7 @@ def test_an_idle_daemon_uses_no_processor(daemon: Served) -> None:
     assert used < 0.02
 
 
+@pytest.mark.case(3)
 def test_the_cache_gives_the_same_answer_and_says_what_it_reused(daemon: Served) -> None:
     client, prompt = daemon.client(), "Unique beginning. " + words(200, 4)
     options: dict[str, Any] = {"model": MODEL, "prompt": prompt, "max_tokens": 20, "temperature": 0, "logprobs": 3}

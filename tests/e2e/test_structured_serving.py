@@ -106,6 +106,7 @@ def test_the_models_answers_to_random_schemas_are_valid_unless_cut(url: str) -> 
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "add"}}])
+@pytest.mark.case(66)
 def test_small_talk_is_answered_by_a_valid_call_when_one_is_required(client: openai.OpenAI, choice: Any) -> None:
     for seed, question in enumerate(["Hello, how are you?", "What is the weather in Paris?"]):
         options: dict[str, Any] = {

@@ -170,6 +170,7 @@ A, B, C = [11, 12, 13, 14], [21, 22, 23, 24], [31, 32, 33, 34]
         ([7, 7, 7, 7, 7], [7, 7, 7, 7, 7, 7, 7, 7], 5),
     ],
 )
+@pytest.mark.case(4)
 def test_only_the_very_same_tokens_in_the_same_places_match(known: list[int], asked: list[int], found: int) -> None:
     store = make()
     remember(store, toks(*known))
@@ -177,6 +178,7 @@ def test_only_the_very_same_tokens_in_the_same_places_match(known: list[int], as
 
 
 @pytest.mark.parametrize("other", [None, "", ("m", None, "salt"), ("m", "adapter", "salt2"), ("m2", "adapter", "salt")])
+@pytest.mark.case(4)
 def test_the_same_tokens_in_another_namespace_are_strangers(other: Hashable) -> None:
     store = make()
     mine = ("m", "adapter", "salt")

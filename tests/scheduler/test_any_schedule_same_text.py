@@ -83,6 +83,7 @@ def test_every_request_equals_its_solo_run_under_any_pressure(tools: Any, seed: 
     bench.assert_baseline()
 
 
+@pytest.mark.case(17)
 def test_a_tiny_pool_forces_preemption_and_nothing_is_lost_or_doubled(tools: Any) -> None:
     bench = tools.Bench(page_size=4, num_pages=12, max_num_seqs=8)
     requests = [
@@ -110,6 +111,7 @@ def test_the_chunk_size_does_not_matter(tools: Any, budget: int) -> None:
 
 
 @pytest.mark.parametrize("length", [3, 4, 5, 8, 9])
+@pytest.mark.case(18)
 def test_prompt_logprobs_do_not_change_with_a_warm_cache(tools: Any, length: int) -> None:
     bench = tools.Bench(page_size=4)
     for name in ("cold", "warm"):

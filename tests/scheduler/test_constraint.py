@@ -40,6 +40,7 @@ def test_the_last_token_of_a_constraint_and_of_the_limit_at_once_is_a_stop(tools
     assert [bench.answers(name)[0].finish_reason for name in ("exact", "cut")] == ["stop", "length"]
 
 
+@pytest.mark.case(17)
 def test_a_constraint_keeps_its_place_through_preemption(tools: Any) -> None:
     bench = tools.Bench(page_size=4, num_pages=12, max_num_seqs=8)
     requests = [

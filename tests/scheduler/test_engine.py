@@ -28,6 +28,7 @@ async def finish(tools: Any, bench: Any, *requests: Any) -> list[Any]:
     return [answer[0] for answer in answers]
 
 
+@pytest.mark.case(1)
 def test_concurrent_streams_get_their_own_text(tools: Any) -> None:
     async def test(bench: Any) -> None:
         for round_ in range(3):
@@ -43,6 +44,7 @@ def test_concurrent_streams_get_their_own_text(tools: Any) -> None:
     tools.run_engine(test, max_num_seqs=16, num_pages=200)
 
 
+@pytest.mark.case(63)
 def test_finish_reasons_tell_cut_off_from_finished(tools: Any) -> None:
     natural = next(
         (seed, len(answer.tokens))
@@ -78,6 +80,7 @@ def test_finish_reasons_tell_cut_off_from_finished(tools: Any) -> None:
     tools.run_engine(test)
 
 
+@pytest.mark.case(63)
 def test_a_context_that_is_full_ends_with_length(tools: Any) -> None:
     async def test(bench: Any) -> None:
         fits, full = (
@@ -209,6 +212,7 @@ def test_a_choice_stopped_from_outside_ends_alone(tools: Any) -> None:
     tools.run_engine(test)
 
 
+@pytest.mark.case(35)
 def test_the_queue_is_bounded_and_counts_every_choice(tools: Any) -> None:
     async def test(bench: Any) -> None:
         bench.hold()
@@ -273,6 +277,7 @@ def test_the_queue_is_bounded_by_tokens_when_asked(tools: Any) -> None:
     tools.run_engine(test, max_num_seqs=1, max_queued_tokens=50)
 
 
+@pytest.mark.case(35)
 def test_retry_after_is_the_measured_drain_rate(tools: Any) -> None:
     async def test(bench: Any) -> None:
         def advance(record: Any) -> None:
@@ -471,6 +476,7 @@ def test_a_cancelled_request_ends_with_the_failed_step_it_was_not_part_of(tools:
     tools.run_engine(test, max_num_batched_tokens=2)
 
 
+@pytest.mark.case(38)
 def test_steps_that_keep_failing_turn_the_engine_unhealthy(tools: Any) -> None:
     async def test(bench: Any) -> None:
         def fail(batch: Any) -> None:
@@ -565,6 +571,7 @@ def test_a_slow_reader_gets_everything_in_one_update_for_each_choice(tools: Any)
     tools.run_engine(test)
 
 
+@pytest.mark.case(50)
 def test_an_idle_engine_does_nothing_at_all(tools: Any) -> None:
     async def test(bench: Any) -> None:
         for _ in range(2):  # before the first request, and after one
@@ -577,6 +584,7 @@ def test_an_idle_engine_does_nothing_at_all(tools: Any) -> None:
     tools.run_engine(test)
 
 
+@pytest.mark.case(50)
 def test_a_stalled_reader_does_not_keep_the_engine_busy(tools: Any) -> None:
     async def test(bench: Any) -> None:
         stalled, _ = bench.engine.submit([tools.request("stalled", [1]), tools.request("gone", [2])])

@@ -164,6 +164,7 @@ def test_nobody_starves_when_the_budget_is_smaller_than_the_number_running(tools
     assert bench.run() <= -(-total // budget) + 8
 
 
+@pytest.mark.case(30)
 def test_prompt_rows_with_logprobs_have_a_bound_of_their_own(tools: Any) -> None:
     bench = tools.Bench(max_scored_rows=8)
     bench.submit(

@@ -54,6 +54,7 @@ def test_eight_choices_that_cannot_all_fit(tools: Any, slots: int) -> None:
 
 
 @TIERS
+@pytest.mark.case(33)
 def test_a_storm_of_2000_cancellations_at_random_moments(tools: Any, slots: int) -> None:
     rng = random.Random(slots)
 

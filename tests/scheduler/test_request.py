@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from scheduler.request import Sequence, derive_seed
 
 
+@pytest.mark.case(74)
 def test_choice_0_keeps_the_seed_and_the_others_differ_for_good() -> None:
     for seed in (0, 1, -1, 2**63 - 1, -(2**63)):
         seeds = [derive_seed(seed, index) for index in range(64)]

@@ -35,6 +35,7 @@ def test_cached_tokens_are_exact_and_counted_once_for_all_choices(server: Any) -
         assert cached(server.http, server.model, [*prompt, 3, 4]) >= length
 
 
+@pytest.mark.case(44)
 def test_salts_do_not_share(server: Any) -> None:
     assert cached(server.http, server.model, cache_salt="a") == 0
     assert cached(server.http, server.model, cache_salt="b") == 0
@@ -45,6 +46,7 @@ def test_salts_do_not_share(server: Any) -> None:
         assert server.error(response, 400)["param"] == "cache_salt"
 
 
+@pytest.mark.case(4)
 def test_look_alikes_do_not_share(server: Any) -> None:
     size = server.engine.kv.page_size
     a, b = PROMPT[:size], PROMPT[size : 2 * size]
@@ -58,6 +60,7 @@ def test_look_alikes_do_not_share(server: Any) -> None:
     assert found(*a, *b, 51) == 2 * size
 
 
+@pytest.mark.case(44)
 def test_api_keys_do_not_share_under_isolation(serving: Any) -> None:
     with serving(api_keys=("one", "two"), isolates_keys=True) as served:
         one, two = Caller(served, "one"), Caller(served, "two")

@@ -160,6 +160,7 @@ def test_text_without_calls_comes_out_unchanged(form: str, text: str) -> None:
     assert "".join(part.text for part in parts) == text
 
 
+@pytest.mark.case(69)
 def test_every_cut_in_two_of_every_form_gives_the_same() -> None:
     for form, text, _ in FORMS:
         whole = parse(form, [text])
@@ -167,6 +168,7 @@ def test_every_cut_in_two_of_every_form_gives_the_same() -> None:
             assert parse(form, [text[:cut], text[cut:]]) == whole, (form, text, cut)
 
 
+@pytest.mark.case(68)
 def test_a_call_begins_with_its_name_once_and_goes_on_with_arguments_only() -> None:
     ids = map(str, itertools.count())
     parser = FORMATS["hermes"].parser(NAMES, lambda: next(ids))

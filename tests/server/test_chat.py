@@ -32,6 +32,7 @@ def test_a_conversation_is_continued(server: Any) -> None:
     ]
 
 
+@pytest.mark.case(92)
 def test_the_role_comes_once_per_choice_and_the_finish_reason_alone(server: Any) -> None:
     for n in (1, 3):
         events = server.events(PATH, messages=HELLO, n=n, seed=1, max_tokens=20, ignore_eos=True)
@@ -45,6 +46,7 @@ def test_the_role_comes_once_per_choice_and_the_finish_reason_alone(server: Any)
         assert events[-1] == "[DONE]"
 
 
+@pytest.mark.case(92)
 def test_an_empty_answer_still_has_a_role_and_an_end(server: Any) -> None:
     server.script(PROMPT, [])
     chunks = deltas(server.events(PATH, messages=HELLO))
@@ -59,6 +61,7 @@ def test_an_empty_answer_still_has_a_role_and_an_end(server: Any) -> None:
 
 
 @pytest.mark.parametrize("stop", [None, "never seen\n", ["you", "👩"], "🚀,"])
+@pytest.mark.case(58)
 def test_a_stream_says_what_the_whole_answer_says(server: Any, stop: Any) -> None:
     server.script(PROMPT, ANSWER)
     fields = {"messages": HELLO, "logprobs": True, "top_logprobs": 2, "stop": stop}
@@ -76,6 +79,7 @@ def test_a_stream_says_what_the_whole_answer_says(server: Any, stop: Any) -> Non
     assert not any("\ufffd" in chunk["delta"].get("content", "") for chunk in chunks)
 
 
+@pytest.mark.case(57)
 def test_the_bytes_of_the_tokens_are_the_bytes_of_the_text(server: Any) -> None:
     server.script(PROMPT, ANSWER)
     choice = server.chat("Hello", logprobs=True, top_logprobs=5)["choices"][0]
@@ -89,6 +93,7 @@ def test_the_bytes_of_the_tokens_are_the_bytes_of_the_text(server: Any) -> None:
 
 
 @pytest.mark.parametrize("alternatives", [{}, {"top_logprobs": 0}, {"top_logprobs": None}])
+@pytest.mark.case(60)
 def test_logprobs_alone_are_the_tokens_own(server: Any, alternatives: dict[str, Any]) -> None:
     entries = server.chat("Hello", logprobs=True, max_tokens=4, ignore_eos=True, **alternatives)
     entries = entries["choices"][0]["logprobs"]["content"]
@@ -97,6 +102,7 @@ def test_logprobs_alone_are_the_tokens_own(server: Any, alternatives: dict[str, 
     assert server.chat("Hello", logprobs=False, max_tokens=1)["choices"][0]["logprobs"] is None
 
 
+@pytest.mark.case(59)
 def test_minus_infinity_is_a_number(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     original = server.runner._sample
 
@@ -114,6 +120,7 @@ def test_minus_infinity_is_a_number(server: Any, monkeypatch: pytest.MonkeyPatch
     assert top["token_logprobs"] == [-9999.0]
 
 
+@pytest.mark.case(89)
 def test_without_a_limit_the_answer_may_fill_the_context(server: Any) -> None:
     used = server.chat("Hello", ignore_eos=True)["usage"]
     assert used["total_tokens"] == server.state.limits.max_model_len
@@ -123,6 +130,7 @@ def test_without_a_limit_the_answer_may_fill_the_context(server: Any) -> None:
     assert both["usage"]["completion_tokens"] == 5
 
 
+@pytest.mark.case(83)
 def test_a_text_in_parts_is_the_text_with_line_breaks_between(server: Any) -> None:
     def tokens(content: Any, role: str = "user") -> int:
         before: list[dict[str, Any]] = list(HELLO) if role in ("assistant", "tool") else []
@@ -137,6 +145,7 @@ def test_a_text_in_parts_is_the_text_with_line_breaks_between(server: Any) -> No
         assert tokens([{"type": "text", "text": "one two"}, {"type": "text", "text": "three"}], role) == whole
 
 
+@pytest.mark.case(94)
 def test_a_tool_turn_without_content_is_taken_from_its_calls(server: Any) -> None:
     for content in ({}, {"content": None}, {"content": ""}):
         call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
@@ -200,6 +209,7 @@ def test_fields_about_the_request_are_honoured(server: Any) -> None:
     assert (body["metadata"], body["service_tier"]) == ({"run": "7"}, "default")
 
 
+@pytest.mark.case(84)
 def test_a_model_without_a_template_says_so(serving: Any) -> None:
     with serving(template=None) as server:
         error = server.error(server.post(PATH, messages=HELLO), 400)
@@ -208,11 +218,13 @@ def test_a_model_without_a_template_says_so(serving: Any) -> None:
         assert server.complete("Hello", max_tokens=1)["choices"]
 
 
+@pytest.mark.case(84)
 def test_a_templates_refusal_is_told_in_its_words(server: Any) -> None:
     response = server.post(PATH, messages=[{"role": "assistant", "content": "Hi"}])
     assert "Conversations begin with the user." in server.error(response, 400)["message"]
 
 
+@pytest.mark.case(84)
 def test_a_broken_template_is_a_400_too(serving: Any) -> None:
     with serving(template="{{ messages[0].content.nothing.at_all }}") as server:
         assert server.error(server.post(PATH, messages=HELLO), 400)["param"] == "messages"

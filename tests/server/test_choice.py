@@ -62,6 +62,7 @@ def outcome(given: Sequence[Update], **options: Any) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("stop", ["fox", "🚀", "quick brown", "s over", "e", "🚀 j", ".", "never"])
+@pytest.mark.case(54)
 def test_a_stop_cuts_the_text_wherever_tokens_are_cut(stop: str) -> None:
     one_by_one = outcome(updates(IDS, range(len(IDS))), stops=(stop,))
     at_once = outcome(updates(IDS, []), stops=(stop,))
@@ -103,6 +104,7 @@ def test_the_first_min_tokens_tokens_are_not_searched_for_stops() -> None:
     assert text == TEXT[: TEXT.index("dog")]
 
 
+@pytest.mark.case(90)
 def test_a_stop_that_is_the_first_token_leaves_nothing() -> None:
     first = TOKENIZER.decode(IDS[:1])
     assert outcome(updates(IDS, range(len(IDS))), stops=(first,))[0] == ""
@@ -114,6 +116,7 @@ def test_the_end_of_the_text_lets_out_what_a_stop_held_back() -> None:
     assert len(records) == len(IDS)
 
 
+@pytest.mark.case(58)
 def test_records_come_with_the_text_they_begin() -> None:
     choice = Choice(0, TextOptions(stops=("fox jumps",), logprobs=True), DECODING.detokenizer(True))
     for update in updates(IDS, range(len(IDS)), finish=None):

@@ -38,6 +38,7 @@ def test_a_prompt_is_continued(server: Any, tokenizer: Tokenizer) -> None:
     }
 
 
+@pytest.mark.case(63)
 def test_the_finish_reason_is_length_only_when_the_answer_was_cut(server: Any, tokenizer: Tokenizer) -> None:
     natural = len(tokenizer.encode(ANSWER).ids)
     server.script("Hello", ANSWER)
@@ -54,6 +55,7 @@ def test_the_finish_reason_is_length_only_when_the_answer_was_cut(server: Any, t
     assert body["usage"]["completion_tokens"] == 1
 
 
+@pytest.mark.case(89)
 def test_sixteen_tokens_unless_told_otherwise(server: Any) -> None:
     assert server.complete("Hello", ignore_eos=True)["usage"]["completion_tokens"] == 16
     assert server.complete("Hello", ignore_eos=True, max_tokens=None)["usage"]["completion_tokens"] == 16
@@ -71,6 +73,7 @@ def test_ids_and_text_are_the_same_prompt(server: Any, tokenizer: Tokenizer) -> 
     assert as_text["usage"]["prompt_tokens"] == as_ids["usage"]["prompt_tokens"]
 
 
+@pytest.mark.case(74)
 def test_a_batch_is_answered_prompt_by_prompt(server: Any) -> None:
     prompts = ["One", "Two", "Three"]
     alone = [server.complete(prompt, temperature=0, n=2) for prompt in prompts]
@@ -82,6 +85,7 @@ def test_a_batch_is_answered_prompt_by_prompt(server: Any) -> None:
         assert together["usage"][name] == sum(body["usage"][name] for body in alone)
 
 
+@pytest.mark.case(74)
 def test_choices_of_a_seed_differ_and_repeat(server: Any) -> None:
     first, second = (server.complete("Hello", seed=7, n=4, max_tokens=12) for _ in range(2))
     assert first["choices"] == second["choices"]
@@ -111,6 +115,7 @@ def test_a_stream_says_what_the_whole_answer_says(server: Any) -> None:
     assert len({(event["id"], event["created"], event["model"]) for event in events[:-1]}) == 1
 
 
+@pytest.mark.case(91)
 def test_usage_is_streamed_only_when_asked_for(server: Any) -> None:
     for options in (None, {"include_usage": False}, {}):
         assert not any("usage" in event for event in server.events(prompt="Hello", stream_options=options)[:-1])
@@ -120,6 +125,7 @@ def test_usage_is_streamed_only_when_asked_for(server: Any) -> None:
     assert totals[-1] > totals[0] > 0
 
 
+@pytest.mark.case(91)
 def test_a_cached_prefix_is_told(server: Any) -> None:
     prompt = "The quick brown fox jumps over the lazy dog. " * 3
     server.complete(prompt, cache_salt="first")
@@ -141,6 +147,7 @@ def test_an_echo_puts_the_prompt_before_each_choice(server: Any, tokenizer: Toke
 
 @pytest.mark.parametrize("max_tokens", [0, 1, 5])
 @pytest.mark.parametrize("length", [1, 7, 8, 9, 70])
+@pytest.mark.case(18, 61)
 def test_an_echo_with_logprobs_scores_the_prompt(server: Any, length: int, max_tokens: int) -> None:
     prompt = [10 + number % 50 for number in range(length)]
     fields = {"echo": True, "logprobs": 1, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
@@ -169,6 +176,7 @@ def test_an_echo_of_several_choices_scores_the_prompt_for_each(server: Any) -> N
         assert choice["logprobs"]["token_logprobs"][:size] == first["logprobs"]["token_logprobs"][:size]
 
 
+@pytest.mark.case(60)
 def test_logprobs_of_zero_are_the_tokens_own(server: Any) -> None:
     body = server.complete("Hello", logprobs=0, temperature=0, ignore_eos=True)
     logprobs = body["choices"][0]["logprobs"]

@@ -8,10 +8,10 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from starlette.types import Receive, Scope, Send
-
+import pytest
 from server.daemon import Daemon
 from server.listen import bind
+from starlette.types import Receive, Scope, Send
 
 
 @dataclass
@@ -106,6 +106,7 @@ def run(test: Any, grace_seconds: float = 5.0) -> float:
     return time.monotonic() - began
 
 
+@pytest.mark.case(48)
 def test_a_running_stream_finishes_after_the_signal_while_new_work_is_refused() -> None:
     async def test(running: Running) -> None:
         stream = await running.begin_stream()
@@ -120,6 +121,7 @@ def test_a_running_stream_finishes_after_the_signal_while_new_work_is_refused() 
     run(test)
 
 
+@pytest.mark.case(48)
 def test_after_the_grace_what_still_runs_is_broken_off() -> None:
     async def test(running: Running) -> None:
         stream = await running.begin_stream()
@@ -130,6 +132,7 @@ def test_after_the_grace_what_still_runs_is_broken_off() -> None:
     assert run(test, grace_seconds=0.3) < 3
 
 
+@pytest.mark.case(48)
 def test_a_second_signal_ends_everything_now() -> None:
     async def test(running: Running) -> None:
         await running.begin_stream()

@@ -49,12 +49,14 @@ def test_the_pieces_of_a_text_joined_are_the_text(tokenizer: Tokenizer, text: st
 
 
 @given(st.text())
+@pytest.mark.case(56)
 def test_any_text_comes_back_whole(text: str) -> None:
     tokenizer = shared_byte_level()
     assert "".join(pieces_of(Decoding(tokenizer), tokenizer.encode(text).ids)) == text
 
 
 @given(st.lists(st.integers(0, 255)))
+@pytest.mark.case(56)
 def test_any_bytes_come_out_as_the_library_decodes_them(values: list[int]) -> None:
     tokenizer = shared_byte_level()
     assert "".join(pieces_of(Decoding(tokenizer), values)) == tokenizer.decode(values)
@@ -106,6 +108,7 @@ def test_tokenizers_whose_tokens_are_not_bytes_go_through_the_librarys_stream() 
     assert pieces[0] == "un"
 
 
+@pytest.mark.case(57)
 def test_the_true_bytes_of_the_tokens_are_the_bytes_of_the_text(tokenizer: Tokenizer) -> None:
     decoding = Decoding(tokenizer)
     for text in TEXTS:

@@ -49,6 +49,7 @@ def cancelled(server: Any) -> float:
 
 
 @pytest.mark.parametrize("fields", [{}, {"n": 4}, {"prompt": ["Hello", "Yes"]}])
+@pytest.mark.case(31)
 def test_leaving_a_stream_ends_its_generation(server: Any, connect: Connect, fields: dict[str, Any]) -> None:
     server.runner.step_seconds = 0.01
     before = cancelled(server)
@@ -62,6 +63,7 @@ def test_leaving_a_stream_ends_its_generation(server: Any, connect: Connect, fie
 
 
 @pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.case(31)
 def test_leaving_before_the_first_token_ends_it_too(server: Any, connect: Connect, stream: bool) -> None:
     server.runner.gate.clear()  # the prompt is being computed
     connection = connect(server, stream=stream, prompt="Hello world " * 20)
@@ -82,6 +84,7 @@ def test_leaving_a_whole_answer_ends_its_generation(server: Any, connect: Connec
     server.wait_until(lambda: server.engine.running == 0, 3.0)
 
 
+@pytest.mark.case(31)
 def test_a_half_closed_connection_counts_as_left(server: Any, connect: Connect) -> None:
     server.runner.step_seconds = 0.01
     connection = connect(server, stream=True)
@@ -91,6 +94,7 @@ def test_a_half_closed_connection_counts_as_left(server: Any, connect: Connect) 
     connection.close()
 
 
+@pytest.mark.case(34)
 def test_leaving_the_queue_costs_nothing(serving: Any, connect: Connect) -> None:
     with serving(limits={"max_num_seqs": 2}) as server:
         running = [connect(server, stream=True, prompt=f"Run {number}") for number in range(2)]
@@ -125,6 +129,7 @@ def test_a_reader_that_stalls_holds_up_nobody(server: Any, connect: Connect) -> 
     connection.close()
 
 
+@pytest.mark.case(33)
 def test_many_cancellations_leave_nothing_behind(server: Any) -> None:
     server.runner.step_seconds = 0.001
 

@@ -24,6 +24,7 @@ def test_a_failure_before_the_first_token_is_a_500(server: Any, path: str, strea
 
 
 @pytest.mark.parametrize("path", PATHS)
+@pytest.mark.case(51)
 def test_a_failure_later_is_one_event_and_the_end(server: Any, path: str) -> None:
     server.runner.step_seconds = 0.01
     body = {"model": server.model, **PATHS[path], "stream": True, "ignore_eos": True, "max_tokens": 100}
@@ -51,6 +52,7 @@ def test_logits_that_are_not_numbers_fail_one_request_only(server: Any) -> None:
         server.runner.poison = None
 
 
+@pytest.mark.case(35)
 def test_a_full_queue_is_a_429_that_says_when_to_come_back(serving: Any) -> None:
     with serving(limits={"max_num_seqs": 2, "max_queued_requests": 3}) as server:
         server.runner.gate.clear()
@@ -71,6 +73,7 @@ def test_a_full_queue_is_a_429_that_says_when_to_come_back(serving: Any) -> None
         assert server.complete("Hello", max_tokens=1)
 
 
+@pytest.mark.case(9, 35)
 def test_choices_count_by_their_number(serving: Any) -> None:
     with serving(limits={"max_num_seqs": 2, "max_queued_requests": 3}) as server:
         assert len(server.complete(["a", "b"], n=2, max_tokens=2)["choices"]) == 4
@@ -111,6 +114,7 @@ def test_a_stopped_engine_ends_streams_with_an_error_event(serving: Any) -> None
         assert '"code":"service_unavailable"' in rest[-1]
 
 
+@pytest.mark.case(38)
 def test_a_stalled_engine_is_not_ready_but_alive(serving: Any) -> None:
     with serving(stall_seconds=0.05) as server:
         server.runner.gate.clear()
@@ -124,6 +128,7 @@ def test_a_stalled_engine_is_not_ready_but_alive(serving: Any) -> None:
         server.wait_until(lambda: server.http.get("/ready").status_code == 200)
 
 
+@pytest.mark.case(38)
 def test_an_engine_that_gave_up_is_told_by_readiness(serving: Any) -> None:
     with serving() as server:
         server.engine.healthy = False

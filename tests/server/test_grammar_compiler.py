@@ -192,6 +192,7 @@ def test_what_cannot_be_followed_is_refused_with_the_reason(with_compiler: Any, 
     "pattern",
     ["(a+)+b", "(a|a)*b", "(x+x+)+y", "(.*a){20}", "a{1,100000}", "(a?){50}a{50}"],
 )
+@pytest.mark.case(27)
 def test_patterns_that_backtracking_would_choke_on_are_followed_in_linear_time(
     with_compiler: Any, tokenizer: Tokenizer, vocab_size: int, pattern: str
 ) -> None:
@@ -221,6 +222,7 @@ def test_a_grammar_of_too_many_bytes_is_refused_before_anything_is_done(with_com
     with_compiler(test, GrammarLimits(max_size_bytes=1000))
 
 
+@pytest.mark.case(25)
 def test_a_grammar_that_takes_too_long_or_too_much_is_refused_and_nothing_is_left_running(with_compiler: Any) -> None:
     async def test(compiler: GrammarCompiler) -> None:
         await compiler.compile(json_grammar({"type": "integer"}))
@@ -235,6 +237,7 @@ def test_a_grammar_that_takes_too_long_or_too_much_is_refused_and_nothing_is_lef
     with_compiler(test, GrammarLimits(cpu_seconds=1, memory_bytes=128 << 20))
 
 
+@pytest.mark.case(26)
 def test_a_quick_grammar_does_not_wait_behind_slow_ones_and_abandoned_ones_end(with_compiler: Any) -> None:
     async def test(compiler: GrammarCompiler) -> None:
         await compiler.compile(json_grammar({"type": "integer"}))

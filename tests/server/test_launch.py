@@ -107,6 +107,7 @@ def test_memory_is_what_the_plan_says_and_little_more(daemon: Daemon) -> None:
     assert resident <= plan["weight_bytes"] + plan["kv_bytes"] + (600 << 20)
 
 
+@pytest.mark.case(48)
 def test_a_running_stream_finishes_after_sigterm_and_the_exit_code_is_zero(daemon: Daemon) -> None:
     body = {"model": "tiny", "prompt": "Once", "max_tokens": 200, "ignore_eos": True, "stream": True, "temperature": 0}
     with urllib.request.urlopen(daemon.request("/v1/completions", body), timeout=60) as answer:

@@ -10,6 +10,7 @@ LIMIT = 512
 
 
 @pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.case(71)
 def test_a_prompt_must_leave_room_for_one_token(server: Any, stream: bool) -> None:
     for length, served in ((LIMIT - 1, True), (LIMIT, False), (LIMIT + 1, False), (10 * LIMIT, False)):
         response = server.post(prompt=[5] * length, stream=stream, ignore_eos=True)
@@ -46,6 +47,7 @@ def test_a_hopeless_text_is_refused_without_being_tokenised(server: Any, monkeyp
 
 
 @pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
+@pytest.mark.case(88)
 def test_an_answer_that_cannot_fit_is_refused_with_the_numbers(server: Any, field: str) -> None:
     if field == "max_tokens":
         prompt, fields = 12, {"prompt": [5] * 12}
@@ -63,10 +65,12 @@ def test_an_answer_that_cannot_fit_is_refused_with_the_numbers(server: Any, fiel
     assert body["usage"]["total_tokens"] == LIMIT
 
 
+@pytest.mark.case(88)
 def test_a_default_is_cut_to_the_room_there_is(server: Any) -> None:
     assert server.complete([5] * (LIMIT - 3), ignore_eos=True)["usage"]["completion_tokens"] == 3
 
 
+@pytest.mark.case(72)
 def test_prompts_are_cut_only_when_asked_for_and_it_shows(server: Any) -> None:
     ids = list(range(10, 310)) * 2
     body = server.complete(ids, truncate_prompt_tokens=20, return_token_ids=True, temperature=0)

@@ -204,6 +204,7 @@ BAD_ANYWHERE: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("fields", "param"), BAD_COMPLETIONS + BAD_ANYWHERE)
+@pytest.mark.case(5, 6, 8, 9, 11, 13, 14, 29, 90)
 def test_a_bad_completion_request_is_a_400_that_names_the_field(
     server: Any, fields: dict[str, Any], param: str
 ) -> None:
@@ -215,6 +216,7 @@ def test_a_bad_completion_request_is_a_400_that_names_the_field(
 
 
 @pytest.mark.parametrize(("fields", "param"), BAD_CHATS + BAD_ANYWHERE)
+@pytest.mark.case(6, 8, 13, 29, 60, 83, 89)
 def test_a_bad_chat_request_is_a_400_that_names_the_field(server: Any, fields: dict[str, Any], param: str) -> None:
     response = server.post(CHAT, **{"messages": HELLO, **fields})
     error = server.error(response, 400)
@@ -223,6 +225,7 @@ def test_a_bad_chat_request_is_a_400_that_names_the_field(server: Any, fields: d
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+@pytest.mark.case(51)
 def test_errors_come_before_any_event(server: Any, path: str) -> None:
     body = {"prompt": "Hello"} if path == COMPLETIONS else {"messages": HELLO}
     response = server.post(path, **body, stream=True, n=0)
@@ -255,6 +258,7 @@ def test_a_missing_field_is_named(server: Any, path: str) -> None:
         b"\x1f\x8b\x08\x00",
     ],
 )
+@pytest.mark.case(86)
 def test_what_is_not_a_json_object_is_a_400(server: Any, content: bytes) -> None:
     response = server.http.post(COMPLETIONS, content=content, headers={"content-type": "application/json"})
     assert server.error(response, 400)["type"] == "invalid_request_error"
@@ -266,12 +270,14 @@ def test_other_content_types_are_refused(server: Any, kind: str) -> None:
     assert server.error(response, 400)["code"] == "unsupported_content_type"
 
 
+@pytest.mark.case(53)
 def test_compressed_bodies_are_refused_unopened(server: Any) -> None:
     headers = {"content-type": "application/json", "content-encoding": "gzip"}
     response = server.http.post(COMPLETIONS, content=b"\x1f\x8b", headers=headers)
     assert server.error(response, 400)["code"] == "unsupported_content_encoding"
 
 
+@pytest.mark.case(6)
 def test_a_stream_beside_a_bad_request_is_not_disturbed(server: Any) -> None:
     alone = server.complete("Say yes", temperature=0, max_tokens=60, ignore_eos=True)
     server.runner.step_seconds = 0.002
@@ -287,11 +293,13 @@ def test_a_stream_beside_a_bad_request_is_not_disturbed(server: Any) -> None:
     assert server.complete("Say yes", temperature=0, max_tokens=60, ignore_eos=True)["choices"] == alone["choices"]
 
 
+@pytest.mark.case(14)
 def test_whole_numbers_may_be_written_with_a_point(server: Any) -> None:
     assert server.complete("Hello", max_tokens=3.0, n=1.0, ignore_eos=True)["usage"]["completion_tokens"] == 3
     assert server.complete([5.0, 6], max_tokens=1)["usage"]["prompt_tokens"] == 2
 
 
+@pytest.mark.case(89)
 def test_null_means_not_given(server: Any) -> None:
     nulls = dict.fromkeys(
         ["n", "best_of", "temperature", "top_p", "stop", "seed", "logit_bias", "stream", "stream_options", "logprobs",
@@ -329,6 +337,7 @@ def test_a_typo_is_answered_with_what_was_meant(server: Any) -> None:
     assert "'max_tokens'" in server.error(server.post(prompt="Hello", max_token=5), 400)["message"]
 
 
+@pytest.mark.case(11)
 def test_every_legal_seed_is_taken_and_repeats(server: Any) -> None:
     texts = set()
     for seed in (0, 7, -1, 2**63 - 1, -(2**63)):
@@ -340,6 +349,7 @@ def test_every_legal_seed_is_taken_and_repeats(server: Any) -> None:
     assert len(unseeded) > 1
 
 
+@pytest.mark.case(5)
 def test_ids_of_padding_rows_are_served(server: Any, vocab_size: int) -> None:
     assert server.complete([vocab_size - 1], max_tokens=2, ignore_eos=True)["usage"]["completion_tokens"] == 2
     assert server.error(server.post(prompt=[vocab_size]), 400)["param"] == "prompt"

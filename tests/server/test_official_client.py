@@ -77,6 +77,7 @@ def test_chat_streamed(server: Any, client: openai.OpenAI) -> None:
     assert usage.completion_tokens_details is not None
 
 
+@pytest.mark.case(92)
 def test_the_stream_helper_builds_the_message(server: Any, client: openai.OpenAI) -> None:
     for script in (ANSWER, ""):
         server.script(PROMPT, script)

@@ -49,6 +49,7 @@ def test_completions_are_as_published(server: Any, valid: Callable[..., None], f
         valid("CreateCompletionResponse", event)
 
 
+@pytest.mark.case(86)
 def test_models_and_errors_are_as_published(server: Any, valid: Callable[..., None]) -> None:
     valid("ListModelsResponse", server.http.get("/v1/models").json())
     valid("Model", server.http.get(f"/v1/models/{server.model}").json())

@@ -18,11 +18,13 @@ def nested(depth: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("schema", [True, {}, {"title": "anything"}])
+@pytest.mark.case(10)
 def test_a_schema_that_says_nothing_allows_any_json(schema: object) -> None:
     assert prepared(schema, "f").keys() <= {"title"}
 
 
 @pytest.mark.parametrize("schema", [False, None, "", "{}", [], 5])
+@pytest.mark.case(10)
 def test_what_is_not_a_schema_is_refused(schema: object) -> None:
     with pytest.raises(InvalidRequest) as caught:
         prepared(schema, "place")
@@ -41,6 +43,7 @@ def test_what_is_not_a_schema_is_refused(schema: object) -> None:
         ({"anyOf": [{}, {"items": {"additionalItems": False}}]}, "#/anyOf/1/items/additionalItems"),
     ],
 )
+@pytest.mark.case(80)
 def test_what_cannot_be_followed_is_refused_by_its_place(schema: dict[str, Any], place: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         prepared(schema, "f")
@@ -94,6 +97,7 @@ def test_objects_are_closed_where_they_list_properties_and_nothing_else_may_add_
     assert "additionalProperties" not in prepared({"properties": {}, "patternProperties": {}}, "f", close_objects=True)
 
 
+@pytest.mark.case(80)
 def test_references_follow_a_schema_to_where_it_is_put() -> None:
     schema = {
         "$ref": "#/$defs/a",

@@ -46,6 +46,7 @@ def _references(value: Any) -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
+@pytest.mark.case(14)
 def test_no_request_is_an_internal_error(serving: Any, mode: GenerationMode) -> None:
     with serving() as server:
         operations = schemathesis.openapi.from_url(f"{server.url}/openapi.json").get_all_operations()

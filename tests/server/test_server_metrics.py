@@ -29,6 +29,7 @@ def series(server: Any) -> set[tuple[str, tuple[tuple[str, str], ...]]]:
     return {(sample.name, tuple(sample.labels.items())) for family in families for sample in family.samples}
 
 
+@pytest.mark.case(95)
 def test_requests_and_tokens_add_up(fresh: Any) -> None:
     for _ in range(5):
         fresh.complete("Hello", max_tokens=10, ignore_eos=True)
@@ -53,6 +54,7 @@ def test_requests_and_tokens_add_up(fresh: Any) -> None:
     assert 0 < total < fresh.metric("octavo_request_duration_seconds_sum")
 
 
+@pytest.mark.case(95)
 def test_every_request_has_one_outcome_and_every_error_its_code(serving: Any) -> None:
     with serving(limits={"max_num_seqs": 1, "max_queued_requests": 0, "max_model_len": 64}) as server:
         server.complete("Hello", max_tokens=3, ignore_eos=True)
@@ -159,6 +161,7 @@ def test_a_pool_too_small_shows_preemptions_and_changes_nothing(serving: Any) ->
         tight.assert_baseline()
 
 
+@pytest.mark.case(46)
 def test_no_client_makes_new_series(fresh: Any) -> None:
     fresh.complete("Hello")
     fresh.http.get("/nothing")
@@ -178,6 +181,7 @@ def test_no_client_makes_new_series(fresh: Any) -> None:
     assert series(fresh) == before
 
 
+@pytest.mark.case(46)
 def test_the_number_of_series_is_bounded(fresh: Any) -> None:
     """All that a server can ever have: every error, every status, every proposer at its longest."""
     metrics = fresh.state.metrics

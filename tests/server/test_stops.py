@@ -56,6 +56,7 @@ def cuts(text: str, places: list[int]) -> list[str]:
         ("", ["x"]),
     ],
 )
+@pytest.mark.case(54)
 def test_every_cut_of_a_text_gives_the_same(text: str, stops: list[str]) -> None:
     expected = reference(text, stops)
     for first in range(len(text) + 1):
@@ -72,6 +73,7 @@ def test_every_cut_of_a_text_gives_the_same(text: str, stops: list[str]) -> None
     st.lists(st.text(ALPHABET, min_size=1, max_size=6), min_size=1, max_size=4),
     st.lists(st.integers(0, 40), max_size=6),
 )
+@pytest.mark.case(54)
 def test_any_text_any_stops_any_cuts(text: str, stops: list[str], places: list[int]) -> None:
     out, stop = fed(cuts(text, places), stops)
     assert ("".join(out), stop) == reference(text, stops)

@@ -59,6 +59,7 @@ def one(answer: dict[str, Any]) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("schema", [PERSON, TREE])
+@pytest.mark.case(80)
 def test_a_schema_is_followed_on_both_routes_streamed_or_not(server: Any, schema: dict[str, Any]) -> None:
     fields = {"response_format": schema_format(schema, strict=True), "seed": 4, "max_tokens": 300}
     for path, content in ((CHAT, {"messages": HELLO}), (COMPLETIONS, {"prompt": "Hello"})):
@@ -84,6 +85,7 @@ def test_a_schema_is_followed_on_both_routes_streamed_or_not(server: Any, schema
         ({"json": {"const": [1, 2]}, "whitespace_pattern": "~"}, r"\[~?1~?,~?2~?\]"),
     ],
 )
+@pytest.mark.case(10)
 def test_every_form_is_followed(server: Any, form: dict[str, Any], pattern: str) -> None:
     for seed in range(5):
         text, reason = one(server.complete(max_tokens=60, seed=seed, structured_outputs=form))
@@ -120,6 +122,7 @@ def test_every_answer_to_a_random_schema_is_valid_unless_cut(server: Any) -> Non
     assert outcomes.count("valid") > 36, outcomes
 
 
+@pytest.mark.case(78)
 def test_blanks_outside_strings_are_bounded(server: Any) -> None:
     for seed in range(18):
         fields = {"response_format": [{"type": "json_object"}, schema_format(PERSON), schema_format(TREE)][seed % 3]}
@@ -146,6 +149,7 @@ def test_each_choice_follows_the_grammar_in_its_own_way(server: Any) -> None:
         jsonschema.validate(json.loads(text), PERSON)
 
 
+@pytest.mark.case(59)
 def test_logprobs_come_with_the_text_and_are_finite(server: Any) -> None:
     fields = {"logprobs": True, "top_logprobs": 20, "seed": 2, "structured_outputs": {"choice": ["yes", "no"]}}
     answer = server.chat(**fields)
@@ -220,6 +224,7 @@ NOT_SCHEMAS = ["", [], 5, "{}", False]
         ),
     ],
 )
+@pytest.mark.case(10, 80, 81)
 def test_a_malformed_response_format_is_a_400_that_names_the_field(
     server: Any, response_format: Any, param: str
 ) -> None:
@@ -303,6 +308,7 @@ def limited(serving: Any) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("name", COSTLY)
+@pytest.mark.case(25)
 def test_a_costly_schema_is_served_or_refused_in_time_while_others_are_served(limited: Any, name: str) -> None:
     limited.complete(max_tokens=1, structured_outputs={"choice": ["a"]})
     began = time.monotonic()
@@ -322,6 +328,7 @@ def test_a_costly_schema_is_served_or_refused_in_time_while_others_are_served(li
         assert limited.error(response, 400)["param"] == "response_format.json_schema.schema"
 
 
+@pytest.mark.case(26)
 def test_compilations_whose_clients_left_end_and_the_next_is_served(limited: Any) -> None:
     limited.complete(max_tokens=1, structured_outputs={"choice": ["a"]})
     checker = limited.state.grammars._checker

@@ -12,6 +12,7 @@ import pytest
 ROUTES = ["/v1/models", "/info", "/debug/requests", "/debug/steps", "/openapi.json", "/metrics"]
 
 
+@pytest.mark.case(39)
 def test_health_answers_without_the_engine(server: Any) -> None:
     server.runner.gate.clear()
     assert server.http.get("/health").json() == {"status": "alive"}
@@ -20,6 +21,7 @@ def test_health_answers_without_the_engine(server: Any) -> None:
     assert server.http.get("/info").json() == {"model": server.model}
 
 
+@pytest.mark.case(87)
 def test_models_are_listed_and_found_by_every_name(server: Any) -> None:
     listed = server.http.get("/v1/models").json()
     assert [entry["id"] for entry in listed["data"]] == [server.model, "test"]
@@ -30,6 +32,7 @@ def test_models_are_listed_and_found_by_every_name(server: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["nonsense", "OCTAVO/TEST-MODEL", "octavo/test-model/", "test-model", "gpt-4o"])
+@pytest.mark.case(87)
 def test_a_model_that_is_not_served_is_a_404(server: Any, name: str) -> None:
     error = server.error(server.http.post("/v1/completions", json={"model": name, "prompt": "Hello"}), 404)
     assert (error["code"], error["param"], error["type"]) == ("model_not_found", "model", "invalid_request_error")
@@ -43,6 +46,7 @@ def test_a_second_name_of_the_model_is_as_good(server: Any) -> None:
 @pytest.mark.parametrize(
     "path", ["/", "/v1", "/v1/nothing", "/v1/models/", "/V1/models", "//v1/models", "/v1/embeddings"]
 )
+@pytest.mark.case(86)
 def test_unknown_paths_are_404_in_the_envelope(server: Any, path: str) -> None:
     response = server.http.post(path, json={}) if path.endswith("embeddings") else server.http.get(server.url + path)
     assert server.error(response, 404)["type"] == "invalid_request_error"
@@ -62,6 +66,7 @@ def test_what_a_text_model_cannot_do_is_a_404_that_says_so(server: Any, path: st
     ("GET", "/v1/completions", "POST"), ("PUT", "/v1/chat/completions", "POST"), ("POST", "/v1/models", "GET"),
     ("DELETE", "/v1/models/test", "GET"), ("POST", "/health", "GET"), ("PATCH", "/info", "GET"),
 ])  # fmt: skip
+@pytest.mark.case(86)
 def test_wrong_methods_are_405_with_allow(server: Any, method: str, path: str, allowed: str) -> None:
     response = server.http.request(method, path)
     assert server.error(response, 405)["code"] == "method_not_allowed"
@@ -82,6 +87,7 @@ def test_every_response_has_a_request_id(server: Any) -> None:
     assert events.headers["x-request-id"].startswith("req-")
 
 
+@pytest.mark.case(16)
 def test_requests_with_the_same_id_are_two_requests(server: Any) -> None:
     server.runner.step_seconds = 0.005
     fields = {"max_tokens": 30, "ignore_eos": True, "temperature": 0, "request_id": "same"}
@@ -124,6 +130,7 @@ def raw(server: Any, path: str, header: str | None) -> tuple[int, dict[str, str]
 @pytest.mark.parametrize(
     "header", [None, "", "Bearer", "Bearer ", "Bearer wrong", "Basic right", "right", "Bearer right2"]
 )
+@pytest.mark.case(42)
 def test_without_the_key_everything_but_open_routes_is_a_401(keyed: Any, header: str | None) -> None:
     tricks = [
         "/nothing",
@@ -182,6 +189,7 @@ PREFLIGHT = {"access-control-request-method": "POST", "access-control-request-he
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/nothing"])
+@pytest.mark.case(93)
 def test_preflights_of_allowed_origins_need_no_key(serving: Any, path: str) -> None:
     app = "https://app.example"
     with serving(api_keys=("right",), allowed_origins=(app, "https://b.example")) as server:
@@ -208,6 +216,7 @@ def test_preflights_of_allowed_origins_need_no_key(serving: Any, path: str) -> N
         assert "access-control-allow-origin" not in answer.headers
 
 
+@pytest.mark.case(93)
 def test_no_origin_is_allowed_unless_said(server: Any, keyed: Any) -> None:
     headers = {"origin": "https://app.example", **PREFLIGHT}
     assert server.error(server.http.options("/v1/completions", headers=headers), 405)
@@ -249,6 +258,7 @@ def test_a_body_up_to_the_limit_is_read(small: Any) -> None:
 
 @pytest.mark.parametrize("chunked", [True, False])
 @pytest.mark.parametrize("size", [10_001, 3_000_000])
+@pytest.mark.case(53)
 def test_a_larger_body_is_a_413(small: Any, size: int, chunked: bool) -> None:
     pieces = (b" " * min(65536, size - start) for start in range(0, size, 65536))
     content: Any = pieces if chunked else b" " * size
@@ -257,6 +267,7 @@ def test_a_larger_body_is_a_413(small: Any, size: int, chunked: bool) -> None:
     assert small.complete("Hello", max_tokens=1)
 
 
+@pytest.mark.case(53)
 def test_a_body_that_says_it_is_too_large_is_refused_unread(small: Any) -> None:
     with socket.create_connection(("127.0.0.1", small.port), timeout=5) as connection:
         connection.sendall(
@@ -268,6 +279,7 @@ def test_a_body_that_says_it_is_too_large_is_refused_unread(small: Any) -> None:
     assert b"connection: close" in answer
 
 
+@pytest.mark.case(53)
 def test_a_full_context_of_text_fits_the_default_limit(server: Any) -> None:
     """Sixteen mebibytes are over a hundred bytes a token for a context of 128k tokens."""
     assert server.state.max_body_bytes >= 128 * 1024 * 100

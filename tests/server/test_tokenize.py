@@ -64,6 +64,7 @@ def test_every_token_of_the_default_model_decodes_as_the_library_decodes_it(
             assert tokenizing.decoding.text_of([token], skip) == expected, token
 
 
+@pytest.mark.case(43)
 def test_markers_in_contents_of_the_default_models_chats_stay_text(
     tokenizing: Tokenizing, default: LoadedTokenizer
 ) -> None:
@@ -76,6 +77,7 @@ def test_markers_in_contents_of_the_default_models_chats_stay_text(
     )
 
 
+@pytest.mark.case(82)
 def test_a_chat_has_the_tokens_that_transformers_gives_it(tokenizing: Tokenizing, default: LoadedTokenizer) -> None:
     from transformers import PreTrainedTokenizerFast
 
@@ -86,6 +88,7 @@ def test_a_chat_has_the_tokens_that_transformers_gives_it(tokenizing: Tokenizing
     assert chat(tokenizing, TEXT) == list(expected)
 
 
+@pytest.mark.case(41)
 def test_threads_do_not_disturb_each_other(tokenizing: Tokenizing) -> None:
     texts = [f"{TEXT} {number}" for number in range(8)] + ["<|im_start|> in the text", "x" * 3000]
 
@@ -119,6 +122,7 @@ def words(**vocabulary: int) -> Tokenizer:
     return tokenizer
 
 
+@pytest.mark.case(13)
 def test_a_tokenizer_that_begins_texts_makes_something_of_an_empty_one() -> None:
     tokenizer = words(a=1)
     tokenizer.add_special_tokens(["<s>"])

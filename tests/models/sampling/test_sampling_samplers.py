@@ -141,6 +141,7 @@ def test_greedy_settles_ties_for_the_lowest_id(sampler: Sampler) -> None:
 
 @pytest.mark.parametrize("temperature", [1e-45, 1e-38, 1e-8, 1e-6, 1e-4])
 @pytest.mark.parametrize("top_p", [1.0, 1e-4])
+@pytest.mark.case(77)
 def test_a_very_small_temperature_is_greedy(sampler: Sampler, temperature: float, top_p: float) -> None:
     logits = np.random.default_rng(2).normal(0, 300, (50, 997)).astype(np.float32)
     batch = make_batch(50, temperature=temperature, top_p=top_p, num_logprobs=2)
