@@ -85,6 +85,8 @@ OTHER_VALUES = {
     "max_num_seqs": "9",
     "max_num_batched_tokens": "99",
     "max_queued_requests": "9",
+    "max_queued_tokens": "9",
+    "max_queue_delay": "9",
     "scheduling_policy": "priority",
     "speculative_config": '{"method": "ngram"}',
     "speculative_acceptance": "rejection",
@@ -93,6 +95,9 @@ OTHER_VALUES = {
     "api_key": "k",
     "admin_api_key": "k",
     "allowed_origins": "https://app.example",
+    "api_key_file": "keys.yaml",
+    "ssl_certfile": "cert.pem",
+    "ssl_keyfile": "key.pem",
     "open_metrics": "true",
     "max_logprobs": "9",
     "tool_call_parser": "mistral",
@@ -101,12 +106,14 @@ OTHER_VALUES = {
     "max_grammar_size": "1MiB",
     "strict_fields": "true",
     "max_body_size": "1MiB",
+    "request_timeout": "9",
     "shutdown_timeout": "1.5",
     "metrics_compat": "vllm",
     "log_level": "debug",
     "log_format": "json",
     "log_prompts": "true",
     "otlp_endpoint": "http://collector:4318",
+    "step_timeout": "9",
     "journal_file": "j",
     "cache_dir": "/var/cache/octavo",
 }
@@ -174,6 +181,7 @@ def test_memory_written_otherwise_is_refused(text: str) -> None:
 
 def test_a_wrong_value_is_named_with_its_source(file: Path) -> None:
     file.write_text("port: many\n")
+    assert refusal("--otlp-endpoint", "collector:4318").startswith("--otlp-endpoint must be a URL such as http://")
     assert refusal("--port", "99999") == "--port must be less than or equal to 65535, not '99999'"
     assert refusal(OCTAVO_DEVICE="gpu") == (
         "--device must be 'auto', 'cpu' or 'cuda', not 'gpu' (from the environment)"
