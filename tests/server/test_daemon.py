@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from starlette.types import Receive, Scope, Send
+
 from server.daemon import Daemon
 from server.listen import bind
-from starlette.types import Receive, Scope, Send
 
 
 @dataclass
