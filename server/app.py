@@ -26,7 +26,7 @@ from server.description import DescribedApplication
 from server.edge import Edge
 from server.errors import APIError, InvalidRequest, MethodNotAllowed, NotFound, field_path, shown
 from server.generation import ClientGone
-from server.routes import cache, chat, completions, health, info, messages, models, responses, tokens
+from server.routes import cache, chat, completions, health, info, messages, models, page, responses, tokens
 from server.routes.generating import CLIENT_CLOSED, IGNORED_HEADER
 from server.state import ServerState
 
@@ -69,6 +69,7 @@ def create_app(state: ServerState) -> FastAPI:
     )
     for module in (completions, chat, responses, messages, tokens, models, health, info, cache):
         app.include_router(module.router(state))
+    app.include_router(page.router())
     app.add_exception_handler(APIError, _api_error)
     app.add_exception_handler(ClientGone, _client_gone)
     app.add_exception_handler(HTTPException, _http_error)
@@ -77,7 +78,7 @@ def create_app(state: ServerState) -> FastAPI:
         KeyGuard,
         keys=state.api_keys,
         admin_keys=state.admin_keys,
-        open_paths=OPEN_PATHS | ({"/metrics"} if state.open_metrics else set()),
+        open_paths=OPEN_PATHS | page.PATHS | ({"/metrics"} if state.open_metrics else set()),
     )
     if state.allowed_origins:
         app.add_middleware(

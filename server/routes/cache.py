@@ -10,10 +10,10 @@ from collections.abc import Callable, Hashable
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from kvstore.errors import SavedCacheError
@@ -27,6 +27,7 @@ from server.body import read_json
 from server.conversing import prompt_of
 from server.errors import InvalidRequest, NotFound, Unavailable, shown
 from server.generation import failure, refusal
+from server.page_map import page_map
 from server.protocol.chat import ChatCompletionRequest
 from server.protocol.checks import check_ids
 from server.protocol.tokens import PrefixRequest
@@ -126,8 +127,8 @@ def router(state: ServerState) -> APIRouter:
         return await moved(SavedCache.load)
 
     @routes.get("/debug/cache")
-    async def cache(limit: Limit = 50) -> Response:
-        return object_response(cache_view(state, limit))
+    async def cache(limit: Limit = 50, cells: Annotated[int, Query(ge=0, le=4096)] = 0) -> Response:
+        return object_response(cache_view(state, limit, cells))
 
     return routes
 
@@ -168,21 +169,21 @@ async def _pin(state: ServerState, prompt: Any, namespace: Hashable) -> Pin:
     raise Unavailable("The prefix was evicted before it could be pinned: the KV cache is too busy.")
 
 
-def cache_view(state: ServerState, limit: int) -> dict[str, Any]:
-    """The store for people: at most `limit` of what there may be many of."""
+def cache_view(state: ServerState, limit: int, cells: int) -> dict[str, Any]:
+    """The store for people: at most `limit` of what there may be many of, and `cells` for its pages."""
     kv = state.engine.kv
     nodes = [] if kv.tree is None else list(islice(kv.tree.by_use(), limit))
     numbers = {node: number for number, node in enumerate(nodes)}
-    owners = [
-        {"request": sequence.request.id, "choice": sequence.index, "tokens": sequence.computed, "pages": pages}
-        for sequence in state.engine.sequences
-        if sequence.kv is not None and (pages := min(sequence.kv.blocks))
-    ]
+    owners = [(one, one.kv) for one in state.engine.sequences if one.kv is not None and min(one.kv.blocks)][:limit]
     tier = kv.tier
     return {
         "page_size": kv.page_size,
         "pages": asdict(kv.stats()),
-        "owners": owners[:limit],
+        "map": page_map(kv, [pages for _, pages in owners], cells) if cells else None,
+        "owners": [
+            {"request": one.request.id, "choice": one.index, "tokens": one.computed, "pages": min(pages.blocks)}
+            for one, pages in owners
+        ],
         "pinned_tokens": [pin.length for pin in kv.pins][:limit],
         "tree": [
             {
