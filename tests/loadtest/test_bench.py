@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -149,6 +151,12 @@ def test_the_capacity_is_searched_and_drawn(url: str, tmp_path: Path, capsys: py
 def test_a_server_that_is_not_there_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["http://127.0.0.1:1"]) == 1
     assert capsys.readouterr().out == "loadtest: http://127.0.0.1:1 lists no models\n"
+
+
+def test_it_is_a_command_of_octavo() -> None:
+    command = [sys.executable, "-m", "server.cli", "loadtest", "http://127.0.0.1:1", "chat:1:1"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout) == (1, "loadtest: http://127.0.0.1:1 lists no models\n")
 
 
 def test_a_daemon_that_does_not_start_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
