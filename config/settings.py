@@ -137,6 +137,16 @@ class Settings(BaseModel):
     max_queued_requests: int = _setting(
         Flag(_SCHEDULING, "N"), "sequences that may wait for a place; further ones are answered 429", 1024, ge=0
     )
+    max_queued_tokens: int = _setting(
+        Flag(_SCHEDULING, "TOKENS"), "prompt tokens that may wait for a place", 1 << 20, gt=0
+    )
+    max_queue_delay: float | None = _setting(
+        Flag(_SCHEDULING, "SECONDS"),
+        "longest expected wait for a place before a request is answered 429, inf for any; as long as a first token "
+        "takes from there on when not given",
+        None,
+        ge=0,
+    )
     scheduling_policy: Literal["fcfs", "priority", "prefix"] = _setting(
         Flag(_SCHEDULING),
         "order of waiting requests: by arrival, by their `priority` field, or by how much of them is cached",
@@ -164,6 +174,11 @@ class Settings(BaseModel):
         (),
         repr=False,
     )
+    api_key_file: Path | None = _setting(
+        Flag(_HTTP, "FILE"), "named keys with their limits, from `octavo keys new`; read again on SIGHUP", None
+    )
+    ssl_certfile: Path | None = _setting(Flag(_HTTP, "FILE"), "serve HTTPS with this PEM certificate chain", None)
+    ssl_keyfile: Path | None = _setting(Flag(_HTTP, "FILE"), "its private key, when not in the same file", None)
     allowed_origins: Strings = _setting(
         Flag(_HTTP, "ORIGIN"),
         "web origins whose pages may call, such as https://app.example, or *; none when not given",
@@ -194,10 +209,20 @@ class Settings(BaseModel):
         Flag(_HTTP), "refuse every unknown request field, not only those that look like a typo", False
     )
     max_body_size: SizeBytes = _setting(Flag(_HTTP, "SIZE"), "largest request body", 16 << 20, gt=0)
+    request_timeout: float | None = _setting(
+        Flag(_HTTP, "SECONDS"), "longest a request may take, queue included; no limit when not given", None, gt=0
+    )
     shutdown_timeout: float = _setting(
         Flag(_HTTP, "SECONDS"), "how long running requests may go on after SIGTERM or SIGINT", 30.0, ge=0
     )
 
+    step_timeout: float = _setting(
+        Flag(_PROCESS, "SECONDS"),
+        "without a finished step for half of this while there is work /ready says no; for all of it the process logs "
+        "every thread's stack and exits with 1; 0 for never",
+        120.0,
+        ge=0,
+    )
     cache_dir: Path | None = _setting(
         Flag(_PROCESS, "FOLDER"),
         "where compiled kernels and converted files are kept; the user's cache when not given",

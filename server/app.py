@@ -1,15 +1,17 @@
 """The HTTP application: routes, and the layers around them.
 
     Edge (request id, last resort for errors)
-      Origins (CORS, when there are allowed origins)
-        KeyGuard (API keys)
-          routes
+      Deadlines (how long it may take)
+        Origins (CORS, when there are allowed origins)
+          KeyGuard (API keys)
+            routes
 
 All layers are plain ASGI: nothing buffers a stream or hides that its client has left.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -22,6 +24,7 @@ from starlette.responses import Response
 
 from server.answer import ErrorResponse, json_response
 from server.auth import OPEN_PATHS, KeyGuard
+from server.deadline import Deadlines
 from server.description import DescribedApplication
 from server.edge import Edge
 from server.errors import APIError, InvalidRequest, MethodNotAllowed, NotFound, field_path, shown
@@ -55,7 +58,9 @@ def create_app(state: ServerState) -> FastAPI:
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         state.tokenizing.warm_up()
+        lag = asyncio.create_task(state.metrics.watch_loop(), name="loop lag")
         yield
+        lag.cancel()
         state.tokenizing.close()
         await state.grammars.close()
 
@@ -76,8 +81,7 @@ def create_app(state: ServerState) -> FastAPI:
     app.add_exception_handler(RequestValidationError, _bad_query)
     app.add_middleware(
         KeyGuard,
-        keys=state.api_keys,
-        admin_keys=state.admin_keys,
+        keys=state.keys,
         open_paths=OPEN_PATHS | page.PATHS | ({"/metrics"} if state.open_metrics else set()),
     )
     if state.allowed_origins:
@@ -88,7 +92,8 @@ def create_app(state: ServerState) -> FastAPI:
             allow_headers=["*"],
             expose_headers=["x-request-id", IGNORED_HEADER, "retry-after"],
         )
-    app.add_middleware(Edge, metrics=state.metrics)
+    app.add_middleware(Deadlines, clock=state.clock, timeout_seconds=state.request_timeout_seconds)
+    app.add_middleware(Edge, metrics=state.metrics, tracer=state.tracer)
     state.metrics.watch(state.engine)
     return app
 

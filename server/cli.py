@@ -17,14 +17,14 @@ from config.settings import Settings
 from config.version import VERSION
 from models.errors import ModelError
 from scheduler.errors import SchedulerError
-from server import cache_command, evaluate, profile, replay
+from server import cache_command, evaluate, keys_command, profile, replay
 
 _EPILOG = (
     "Every flag has an environment twin (--max-model-len: OCTAVO_MAX_MODEL_LEN) and a key in the YAML file given by "
     "--config (max-model-len). A flag wins over the environment, the environment over the file."
 )
 
-_WITHOUT_SETTINGS = {"eval": evaluate.run, "cache": cache_command.run, "replay": replay.run}
+_WITHOUT_SETTINGS = {"eval": evaluate.run, "cache": cache_command.run, "replay": replay.run, "keys": keys_command.run}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -76,6 +76,10 @@ def _parser() -> Parser:
         description="Ask a running daemon, with its admin key.",
     )
     cache_command.add_arguments(cache)
+    keys = commands.add_parser(
+        "keys", help="make API keys and list whose there are", description="Look after the file of --api-key-file."
+    )
+    keys_command.add_arguments(keys)
     replaying = commands.add_parser(
         "replay",
         help="repeat a recorded run's decisions, without its model",

@@ -11,7 +11,8 @@
     │   └── BodyTooLarge        413 request_too_large
     ├── Overloaded              429 rate_limit_exceeded     with Retry-After
     ├── InternalError           500 internal_error          never a stack trace
-    └── Unavailable             503 service_unavailable     with Retry-After
+    ├── Unavailable             503 service_unavailable     with Retry-After
+    └── DeadlineExceeded        504 deadline_exceeded       the client's or the operator's limit on a request
 
 The body is always `{"error": {"message", "type", "param", "code"}}`, also for the framework's own refusals and for the
 data event of a stream that breaks; under /v1/messages it is Anthropic's. Messages are bounded. Knows nothing of routes
@@ -50,6 +51,7 @@ _ANTHROPIC_TYPES = {
     429: "rate_limit_error",
     500: "api_error",
     503: "overloaded_error",
+    504: "timeout_error",
 }
 
 
@@ -158,6 +160,14 @@ class Unavailable(APIError):  # noqa: N818
 
     def __init__(self, message: str, retry_after_seconds: float = 1.0) -> None:
         super().__init__(message, headers={"retry-after": str(max(1, round(retry_after_seconds)))})
+
+
+class DeadlineExceeded(APIError):  # noqa: N818
+    status = 504
+    default_code = "deadline_exceeded"
+
+    def __init__(self) -> None:
+        super().__init__("The request was not answered in the time it was given.")
 
 
 def bounded(text: str, limit: int) -> str:

@@ -22,6 +22,7 @@ from config.errors import ConfigError
 from config.plan import Plan
 from config.settings import Settings
 from config.version import VERSION
+from server.keys import KeyRing
 from server.listen import bind
 from server.loading import load_model
 from server.logs import configure
@@ -49,6 +50,7 @@ def serve(settings: Settings, began: float) -> int:
     phases = Phases(began)
     phases.note("settings", phases.age_seconds())
     template = _chat_template(settings)
+    keys = KeyRing(settings.api_key, settings.admin_api_key, settings.api_key_file)
     if settings.otlp_endpoint is not None:
         check_sdk()
     bound = bind(settings.host, settings.port)
@@ -72,7 +74,7 @@ def serve(settings: Settings, began: float) -> int:
             logging.getLogger("octavo").info(line, extra={"fields": {"url": url, "startup_seconds": phases.seconds}})
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(run(settings, model, template, bound, phases, ready))
+        runner.run(run(settings, model, template, keys, bound, phases, ready))
     return 0
 
 

@@ -47,6 +47,7 @@ def run(settings: Settings, sets: Sequence[str], began: float) -> int:
     from rich.console import Console
 
     from models.timed_runner import TimedRunner
+    from server.keys import KeyRing
     from server.launch import SWITCH_INTERVAL_SECONDS
     from server.listen import bind
     from server.loading import load_model
@@ -66,7 +67,7 @@ def run(settings: Settings, sets: Sequence[str], began: float) -> int:
     model = replace(model, runner=cast("Runner", runner))
     watch = Watch(sets, runner)
     with timed_jobs() as jobs, asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop:
-        loop.run(serve(settings, model, None, bound, phases, watch.begin))
+        loop.run(serve(settings, model, None, KeyRing(), bound, phases, watch.begin))
 
     console = Console(highlight=False)
     if watch.client_code or not watch.steps:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from server.auth import caller
 from server.errors import ModelNotFound
+from server.keys import KeyRing
+from server.limits import KeyLimits
 from server.metrics import Metrics
 from server.protocol.checks import ServerLimits
 from server.structured.compiler import GrammarCompiler
@@ -37,8 +39,8 @@ class ServerState:
     version: str
     grammars: GrammarCompiler
     info: Mapping[str, Any] = field(default_factory=dict)  # what GET /info shows
-    api_keys: Sequence[str] = ()  # none: everybody may
-    admin_keys: Sequence[str] = ()  # none: nobody may do what they are for
+    keys: KeyRing = field(default_factory=KeyRing)
+    request_timeout_seconds: float | None = None  # from arrival to the end of the answer
     isolates_keys: bool = False  # callers with different keys share no prefixes
     saved_cache: SavedCache | None = None  # where the prefix cache is kept across restarts
     open_metrics: bool = False  # GET /metrics without a key
@@ -54,8 +56,10 @@ class ServerState:
     created: int = field(default_factory=lambda: int(time.time()))
     system_fingerprint: str = ""  # of the build, the model and its format; made of version and name when not given
     draining: bool = False
+    key_limits: KeyLimits = field(init=False)
 
     def __post_init__(self) -> None:
+        self.key_limits = KeyLimits(self.keys, self.engine, self.clock)
         if not self.system_fingerprint:
             digest = hashlib.sha256(f"{self.version} {self.model_names[0]}".encode()).hexdigest()
             self.system_fingerprint = f"fp_{digest[:10]}"
@@ -63,6 +67,10 @@ class ServerState:
     def namespace(self, salt: Hashable) -> Hashable:
         """Whose prefixes the request being answered shares: those of the same salt, and of the same key if so set."""
         return f"{caller.get()} {salt or ''}" if self.isolates_keys else salt
+
+    def owner(self) -> str:
+        """Whose share of the machine the request being answered takes: its key's; everybody's where none is needed."""
+        return caller.get() if self.keys.closed else ""
 
     def require_model(self, name: str) -> None:
         """Raises ModelNotFound for a name that is not served."""

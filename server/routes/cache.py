@@ -154,8 +154,11 @@ async def _pin(state: ServerState, prompt: Any, namespace: Hashable) -> Pin:
         )
     params = SamplingParams(seed=0, temperature=0.0, max_tokens=1, ignore_eos=True)
     for _ in range(TRIES):
+        request = EngineRequest(new_id("prefix"), prompt, params, namespace=namespace, owner=state.owner())
+        spend = state.key_limits.admit(request.owner, [request])
         try:
-            [stream] = engine.submit([EngineRequest(new_id("prefix"), prompt, params, namespace=namespace)])
+            [stream] = engine.submit([request])
+            spend(len(prompt))
         except Refused as error:
             raise refusal(error) from None
         async for update in stream:

@@ -32,7 +32,7 @@ def test_what_would_wait_too_long_is_refused_and_told_when_to_come_back(tools: A
         assert bench.engine.drain_rate == pytest.approx(1.0)
         bench.engine.submit([tools.request(f"r{i}", [i], max_tokens=50) for i in range(4 + 10)])
         error = refused(tools, bench, "late")
-        assert (error.waiting, error.limit, error.unit) == (11, 10, "seconds of work")
+        assert (error.waiting, error.limit, error.unit) == (11, 10, "seconds")
         assert error.retry_after_seconds == 1
         bench.engine.cancel("r13")
         bench.engine.submit([tools.request("in time", [1])])
@@ -46,7 +46,7 @@ def test_without_a_bound_given_it_is_the_time_of_a_first_token(tools: Any) -> No
         # The first token takes a step: a second, once the mean has got there.
         bench.engine.submit([tools.request(f"r{i}", [i], max_tokens=50) for i in range(8 + 2)])
         error = refused(tools, bench, "late")
-        assert error.unit == "seconds of work"
+        assert error.unit == "seconds"
         assert 0.9 < error.limit <= 1.0
 
     tools.run_engine(test, max_num_seqs=8, max_queue_delay=None)
@@ -57,7 +57,7 @@ def test_a_few_may_always_wait(tools: Any) -> None:
         await measured(tools, bench, count=4)
         for i in range(8):
             bench.engine.submit([tools.request(f"r{i}", [i], max_tokens=50)])
-        assert refused(tools, bench, "r8").unit == "seconds of work"
+        assert refused(tools, bench, "r8").unit == "seconds"
 
     tools.run_engine(test, max_num_seqs=1, max_queue_delay=0.5)
 
@@ -78,7 +78,7 @@ def test_no_owner_fills_the_queue_of_all(tools: Any) -> None:
         for i in range(4):
             bench.engine.submit([tools.request(f"a{i}", [1], owner="a")])
         error = refused(tools, bench, "a4", owner="a")
-        assert (error.waiting, error.limit, error.unit) == (4, 4, "requests of your key")
+        assert (error.waiting, error.limit, error.unit) == (4, 4, "share")
         bench.engine.submit([tools.request("b0", [1], owner="b")])
         bench.engine.submit([tools.request("b1", [1], owner="b")])
         assert refused(tools, bench, "b2", owner="b").waiting == 2
@@ -93,7 +93,7 @@ def test_the_wait_of_one_that_asks_little_is_not_that_of_the_others(tools: Any) 
         bench.hold()
         bench.engine.submit([tools.request(f"much{i}", [i] * 9, owner="much", max_tokens=50) for i in range(4)])
         bench.engine.submit([tools.request(f"more{i}", [i] * 9, owner="much", max_tokens=50) for i in range(20)])
-        assert refused(tools, bench, "late", owner="much").unit == "seconds of work"
+        assert refused(tools, bench, "late", owner="much").unit == "seconds"
         bench.engine.submit([tools.request("little", [1], owner="little")])
 
     tools.run_engine(test, max_num_seqs=4, max_queue_delay=3.0)
