@@ -132,7 +132,8 @@ def _measure(server: Server, runs: Sequence[Run], options: argparse.Namespace, h
             console.print(f"{run.kind}: {count} failed: {text}", markup=False, style="red")
         return figures
 
-    content: dict[str, Any] = {"url": server.url, "settings": " ".join(sys.argv[1:])}
+    given = {name: str(value) for name, value in vars(options).items() if value and name != "api_key"}
+    content: dict[str, Any] = {"url": server.url, "settings": given}
     if options.find_capacity:
         content["capacity"] = _capacity(one, runs, options, how, console)
     else:

@@ -19,7 +19,7 @@ TIMES = {"ttft": "time to first token", "tpot": "time per output token", "e2e": 
 def page(content: Mapping[str, Any], table: Sequence[Row]) -> str:
     """The page of a run's file; `table` is what the terminal showed."""
     about = {"model": content["model"], "server": content.get("url"), "time": content["time"]}
-    about |= {"machine": content["machine"]["processor"], "settings": content.get("settings")}
+    about |= {"machine": content["machine"]["processor"], **content.get("settings", {})}
     capacity = content.get("capacity")
     parts = [
         "<!doctype html><meta charset=utf-8><title>Load test</title>",
@@ -47,12 +47,11 @@ def html_table(rows: Sequence[Row]) -> str:
 
 def _charts(details: Mapping[str, Any]) -> str:
     """Percentiles of each time, tokens by the second, and the first token by when a request came."""
-    times = {title: sorted(value for value in details[name] if value is not None) for name, title in TIMES.items()}
     drawn = []
-    for title, values in times.items():
-        if values and values[0] > 0:
+    for name, title in TIMES.items():
+        if values := sorted(value for value in details[name] if value is not None):
             points = [(float(share), values[min(len(values) - 1, share * len(values) // 100)]) for share in SHARES]
-            drawn.append(chart(title, Axis("percent of requests"), Axis("ms"), [Series(title.split()[0], points)]))
+            drawn.append(chart(title, Axis("percent of requests"), Axis("ms"), [Series(name.upper(), points)]))
     if len(pieces := details["pieces_by_second"]) > 1:
         points = [(float(second), float(count)) for second, count in enumerate(pieces)]
         drawn.append(chart("pieces of text", Axis("second"), Axis("a second"), [Series("pieces", points)]))

@@ -85,13 +85,14 @@ def test_a_failed_request_makes_the_benchmark_fail(url: str, capsys: pytest.Capt
 
 
 def test_a_page_of_the_run_stands_beside_its_figures_and_needs_nothing_else(url: str, tmp_path: Path) -> None:
-    assert main([url, "decode:4:2", "--slo", "ttft=5000"]) == 0
+    assert main([url, "decode:4:2", "--slo", "ttft=5000", "--api-key", "a secret"]) == 0
     [path] = tmp_path.glob("*.html")
     page = path.read_text()
     assert page.count("<svg") >= 2
     assert "within the SLO</td><td>100.0%" in page
     assert "time to first token" in page
     assert not re.search(r"(src|href)=|@import|url\(", page)
+    assert not any("a secret" in file.read_text() for file in tmp_path.iterdir())
 
 
 def test_requests_come_at_a_rate_of_their_own(url: str, tmp_path: Path) -> None:
