@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 PRECISION = 0.05
-LEAST_SHARE = 1 / 64  # of the first rate, below which the search gives up
+LEAST, MOST = 1 / 64, 1024  # times the first rate, beyond which the search gives up
 
 
 def highest_rate(keeps: Callable[[float], bool], first: float) -> float:
@@ -16,8 +16,8 @@ def highest_rate(keeps: Callable[[float], bool], first: float) -> float:
     low, high = 0.0, float("inf")
     rate = first
     while high - low > PRECISION * low:
-        if rate < first * LEAST_SHARE:
-            return 0.0
+        if not first * LEAST <= rate <= first * MOST:
+            return low
         if keeps(rate):
             low = rate
         else:

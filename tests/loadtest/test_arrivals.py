@@ -60,6 +60,10 @@ def test_a_server_that_keeps_nothing_has_no_capacity() -> None:
     assert highest_rate(lambda rate: False, 1.0) == 0.0
 
 
+def test_a_server_that_keeps_everything_ends_the_search_too() -> None:
+    assert highest_rate(lambda rate: True, 1.0) == 1024
+
+
 def test_an_interval_holds_the_true_change_and_luck_is_not_shown_as_one() -> None:
     chance = np.random.default_rng(1)
     old, same, slower = (chance.lognormal(mean, 0.3, 300) for mean in (3.0, 3.0, 3.2))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import re
 import subprocess
@@ -14,11 +15,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from loadtest import bench
+from loadtest import bench, run
 from loadtest.bench import STANDARD, main
 from loadtest.figures import Answer, Figures, summarise
-from loadtest.run import How, Run
+from loadtest.run import How, Run, measure
 from loadtest.servers import Server
 
 
@@ -101,6 +103,14 @@ def test_requests_come_at_a_rate_of_their_own(url: str, tmp_path: Path) -> None:
     [figures] = json.loads(path.read_text())["figures"]
     assert (figures["rate"], figures["concurrency"], figures["wall_seconds"] > 0.19) == (100, 0, True)
     assert figures["details"]["at"] == pytest.approx([place / 100 for place in range(20)], abs=1e-3)
+
+
+def test_a_line_tells_how_it_goes_while_it_goes(url: str) -> None:
+    console = Console(force_terminal=True, width=120, record=True, file=io.StringIO())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run, "REFRESH_SECONDS", 0.01)
+        measure(Server(url, "fake"), Run("prefill", 30), 1, How(rate=100), console)
+    assert re.search(r"prefill.*\d+/30 .* running, 0 failed, .* tok/s", console.export_text())
 
 
 def test_a_set_without_rate_or_number_at_once_is_refused(url: str, capsys: pytest.CaptureFixture[str]) -> None:
