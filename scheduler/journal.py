@@ -33,6 +33,7 @@ class StepRecord:
     drafted_tokens: int = 0  # that this step verified
     accepted_tokens: int = 0  # of them
     drafts: tuple[tuple[str, int, int], ...] = ()  # for each sequence that had one: proposer, drafted, accepted
+    draft_rows: tuple[tuple[str, int, int], ...] = ()  # of the same drafts: request id, choice, rows
     cached_tokens: int = 0  # prompt tokens that the sequences admitted by this step found in the cache
     sequences: tuple[tuple[str, int, int], ...] = ()  # request id, choice, rows
     admitted: tuple[str, ...] = ()  # request ids

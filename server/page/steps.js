@@ -24,13 +24,12 @@ export function forgetSteps() {
 
 export const lastStep = () => steps.at(-1)?.number ?? 0;
 
-// Rows of each sequence by kind. The journal has the rows of each, who was admitted, and in the same order the drafts.
+// Rows of each sequence by kind. One row of a request that was just admitted is the last of a prompt that was cached.
 function partsOf(step) {
-  const drafts = [...step.drafts];
-  return step.sequences.map(([id, , rows]) => {
-    if (drafts.length && rows === drafts[0][1] + 1) return { id, prompt: 0, decode: 1, drafted: drafts.shift()[1] };
+  const drafted = new Map(step.draft_rows.map(([id, choice, rows]) => [`${id} ${choice}`, rows]));
+  return step.sequences.map(([id, choice, rows]) => {
     const prompt = rows > 1 || step.admitted.includes(id) ? rows : 0;
-    return { id, prompt, decode: rows - prompt, drafted: 0 };
+    return { id, prompt, decode: rows - prompt, drafted: drafted.get(`${id} ${choice}`) ?? 0 };
   });
 }
 
