@@ -57,13 +57,17 @@ class ResponseStore:
         self._drop(response_id)
 
     def conversation(self, response_id: str) -> list[dict[str, Any]]:
-        """What a following request goes on from. Raises InvalidRequest for a response without an answer."""
+        """What a following request goes on from. Raises InvalidRequest for a response without a whole answer."""
         stored = self._find(response_id, "previous_response_id")
         if stored.response.finish_reason is None:
             raise InvalidRequest(
                 f"The response {shown(response_id)} is {stored.response.status}.", param="previous_response_id"
             )
-        return stored.response.turns(stored.messages)
+        try:
+            return stored.response.turns(stored.messages)
+        except ValueError:
+            message = f"The response {shown(response_id)} was cut within a call, which cannot be gone on from."
+            raise InvalidRequest(message, param="previous_response_id") from None
 
     def _find(self, response_id: str, param: str) -> Stored:
         stored = self._stored.get(response_id)

@@ -220,7 +220,9 @@ def check_chat(request: ChatCompletionRequest, limits: ServerLimits) -> None:
     check_common(request, limits)
     check_calls(request.messages)
     for index, message in enumerate(request.messages):
-        _check_message_content(index, message.content is None and not message.tool_calls and not message.refusal)
+        if message.content is None and not (message.tool_calls or message.refusal or message.reasoning_content):
+            param = f"messages[{index}].content"
+            raise InvalidRequest(f"'{param}' is required.", param=param, code="missing_required_parameter")
     if request.top_logprobs is not None:
         if not request.logprobs and request.top_logprobs > 0:
             raise InvalidRequest("'top_logprobs' is only allowed with 'logprobs': true.", param="top_logprobs")
@@ -244,12 +246,6 @@ def check_chat(request: ChatCompletionRequest, limits: ServerLimits) -> None:
 def printable(text: str) -> bool:
     """Whether `text` can stand in a header."""
     return text.isascii() and text.isprintable()
-
-
-def _check_message_content(index: int, missing: bool) -> None:
-    if missing:
-        param = f"messages[{index}].content"
-        raise InvalidRequest(f"'{param}' is required.", param=param, code="missing_required_parameter")
 
 
 def check_calls(messages: Sequence[Message]) -> None:

@@ -87,7 +87,8 @@ def chat_of(fields: CountTokensRequest, body: Mapping[str, Any]) -> dict[str, An
         # The client opens the answer, and gets what follows.
         "continue_final_message": fields.messages[-1].role == "assistant" or None,
     }
-    if (budget := fields.thinking and fields.thinking.budget_tokens) is not None:
+    budget = None if fields.thinking is None else fields.thinking.budget_tokens
+    if budget is not None:
         chat["thinking_token_budget"] = budget
         if isinstance(fields, MessageRequest) and budget >= fields.max_tokens:
             param = "thinking.budget_tokens"

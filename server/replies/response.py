@@ -108,7 +108,7 @@ class ResponseWriter(BlockWriter):
         return [item.listed(f"item_{name}_{number}") for number, item in enumerate(self._request.input)]
 
     def turns(self, before: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The conversation so far, this answer included, as chat messages."""
+        """The conversation so far, with this answer, as chat messages. Raises ValueError for a call that was cut."""
         turns = Turns(before)
         for block in self.blocks:
             if block.kind == "call":

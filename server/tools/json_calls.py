@@ -117,7 +117,7 @@ class JsonCalls(CallParser):
         if name not in self.names:
             self._give_up(char)
             return
-        self._reader = CallReader.of_arguments(self, name)
+        self._reader = CallReader(self, self.names, name)
         self._state = "call"
         self._step_call(char)
 

@@ -13,14 +13,14 @@ import warnings
 from collections.abc import Callable, Collection
 from typing import Any, Literal
 
+from server.tools.nesting import Nesting
 from server.tools.parts import CallParser
 
 MAX_NAME_CHARS = 256
 KEYWORD = re.compile(r"[\w.-]+")
 _NAMES = {"true": True, "false": False, "null": None}
-_CLOSING = {"(": ")", "[": "]", "{": "}"}
 
-State = Literal["start", "name", "keyword", "value", "after", "text"]
+State = Literal["start", "name", "argument", "after", "text"]
 
 
 class PythonicCalls(CallParser):
@@ -30,12 +30,9 @@ class PythonicCalls(CallParser):
         super().__init__(names, new_id)
         self._state: State = "start"
         self._raw = ""
-        self._written = ""  # of the name, keyword or value being read
-        self._keyword = ""
+        self._written = ""  # of the name or argument being read
         self._keywords: set[str] = set()
-        self._brackets: list[str] = []  # owed inside the value
-        self._quote = ""  # around the string being read
-        self._escaped = False
+        self._nesting = Nesting()
 
     def step(self, char: str) -> None:
         match self._state:
@@ -49,17 +46,15 @@ class PythonicCalls(CallParser):
                     self._give_up(char)
             case "name":
                 self._step_name(char)
-            case "keyword":
-                self._step_keyword(char)
-            case "value":
-                self._step_value(char)
+            case "argument":
+                self._step_argument(char)
             case "after":
                 self._step_after(char)
             case "text":
                 self.say(char)
 
     def end(self) -> None:
-        if self._state in ("keyword", "value"):
+        if self._state == "argument":
             self.end_call(whole=False)
         self.say(self._raw)
 
@@ -68,72 +63,44 @@ class PythonicCalls(CallParser):
         self._state = "text"
         self.say(raw + char)
 
-    def _break_off(self, char: str) -> None:
-        self.end_call(whole=False)
-        self._give_up(char)
-
     def _step_name(self, char: str) -> None:
         name = self._written.strip()
         if char == "(" and name in self.names:
             self.begin_call(name)
             self._raw = self._written = ""
-            self._keywords = set()
-            self._state = "keyword"
+            self._keywords, self._nesting = set(), Nesting("\"'")
+            self._state = "argument"
         elif len(self._written) < MAX_NAME_CHARS and (char.isspace() or KEYWORD.fullmatch(name + char)):
             self._written += char
             self._raw += char
         else:
             self._give_up(char)
 
-    def _step_keyword(self, char: str) -> None:
-        keyword = self._written.strip()
-        if char == ")" and not keyword:
+    def _step_argument(self, char: str) -> None:
+        nesting = self._nesting
+        if char not in ",)" or nesting.in_string or nesting.depth:
+            nesting.feed(char)
+            self._written += char
+            return
+        keyword, _, literal = (text.strip() for text in self._written.partition("="))
+        if keyword or char == ",":
+            try:
+                value = json.dumps(literal_of(literal), ensure_ascii=False, allow_nan=False)
+                value.encode()
+            except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+                value = ""
+            if not value or not KEYWORD.fullmatch(keyword) or keyword in self._keywords:
+                self.end_call(whole=False)
+                self._give_up(self._written.lstrip() + char)
+                return
+            self.add_arguments(", " if self._keywords else "{")
+            self.add_arguments(f"{json.dumps(keyword, ensure_ascii=False)}: {value}")
+            self._keywords.add(keyword)
+        self._written = ""
+        if char == ")":
             self.add_arguments("}" if self._keywords else "{}")
             self.end_call(whole=True)
-            self._written = ""
             self._state = "after"
-        elif char == "=" and KEYWORD.fullmatch(keyword) and keyword not in self._keywords:
-            self._keyword, self._written = keyword, ""
-            self._brackets, self._quote, self._escaped = [], "", False
-            self._state = "value"
-        elif len(self._written) < MAX_NAME_CHARS and (char.isspace() or KEYWORD.fullmatch(keyword + char)):
-            self._written += char
-        else:
-            self._break_off(self._written + char)
-
-    def _step_value(self, char: str) -> None:
-        if self._quote:
-            if self._escaped:
-                self._escaped = False
-            elif char == "\\":
-                self._escaped = True
-            elif char == self._quote:
-                self._quote = ""
-        elif char in "\"'":
-            self._quote = char
-        elif char in _CLOSING:
-            self._brackets.append(_CLOSING[char])
-        elif self._brackets and char == self._brackets[-1]:
-            self._brackets.pop()
-        elif not self._brackets and char in ",)":
-            self._end_value(char)
-            return
-        self._written += char
-
-    def _end_value(self, char: str) -> None:
-        try:
-            value = json.dumps(literal_of(self._written.strip()), ensure_ascii=False, allow_nan=False)
-            value.encode()
-        except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
-            self._break_off(f"{self._keyword}={self._written}{char}")
-            return
-        opening = ", " if self._keywords else "{"
-        self._keywords.add(self._keyword)
-        self.add_arguments(f"{opening}{json.dumps(self._keyword, ensure_ascii=False)}: {value}")
-        self._written = ""
-        self._state = "keyword"
-        if char == ")":
-            self._step_keyword(char)
 
     def _step_after(self, char: str) -> None:
         if char == ",":

@@ -49,6 +49,7 @@ FORMS: list[tuple[str, str, list[object]]] = [
     ("hermes", f"<tool_call>{call('add', NESTED, 'parameters')}</tool_call>", [("add", NESTED)]),
     ("hermes", f"<tool_call>{call('add', json.dumps(NESTED))}</tool_call>", [("add", NESTED)]),
     ("hermes", '<tool_call>{"arguments": {"a": 1}, "id": 7, "name": "Füße"}</tool_call>', [("Füße", {"a": 1})]),
+    ("hermes", '<tool_call>{"name": "add", "arguments": {"a": 1}, "id": null, "more": [true]}</tool_call>', [("add", {"a": 1})]),  # noqa: E501
     ("hermes", '<tool_call>{"name": "no-args"}</tool_call>', [("no-args", {})]),
     ("hermes", '<tool_call>{"name": "no-args", "arguments": null}</tool_call>', [("no-args", {})]),
     ("hermes", '<tool_call>{"name": "no-args", "arguments": ""}</tool_call>', [("no-args", {})]),
@@ -81,6 +82,7 @@ FORMS: list[tuple[str, str, list[object]]] = [
     ("pythonic", '[get_weather(city="Pa,r)is]", ok=True, no=false, none=None), no-args()]', [("get_weather", {"city": "Pa,r)is]", "ok": True, "no": False, "none": None}), ("no-args", {})]),  # noqa: E501
     ("pythonic", "[add(a=[1, {'k': (true, \"it's\")}], b={\"x\": null})]", [("add", {"a": [1, {"k": [True, "it's"]}], "b": {"x": None}})]),  # noqa: E501
     ("pythonic", " [add(a='\\'é😀\\n', )] ok", [("add", {"a": "'é😀\n"}), " ok"]),
+    ("pythonic", "[add(from='x', class=1)]", [("add", {"from": "x", "class": 1})]),
     ("pythonic", "[1, 2]", ["[1, 2]"]),
     ("pythonic", "[other(a=1)]", ["[other(a=1)]"]),
     ("pythonic", "Text [add(a=1)]", ["Text [add(a=1)]"]),
@@ -96,10 +98,13 @@ def test_calls_are_found_and_the_rest_stays_text(form: str, text: str, expected:
 
 BROKEN = [
     ("hermes", '<tool_call>{"name": "add", "arguments": {"a": tru', '{"a": tru', ""),
-    ("hermes", '<tool_call>{"name": "add", "arguments": {"a": trap}}</tool_call>', '{"a": tr', "ap}}</tool_call>"),
-    ("hermes", '<tool_call>{"name": "add", "arguments": {"a": "x\ny"}}', '{"a": "x', '\ny"}}'),
-    ("mistral", '[TOOL_CALLS]add[ARGS]{"a": 01}', '{"a": 0', "1}"),
-    ("llama3_json", '{"name": "add", "parameters": {"a" 1}', '{"a" ', "1}"),
+    ("hermes", '<tool_call>{"name": "add", "arguments": {"a": trap}}</tool_call>', '{"a": trap}', ""),
+    ("hermes", '<tool_call>{"name": "add", "arguments": {"a": "x\ny"}}', '{"a": "x\ny"}', ""),
+    ("hermes", '<tool_call>{"name": "add", "arguments": {"a": ]} so } it', '{"a": ]', " so } it"),
+    ("hermes", '<tool_call>{"name": "add", "arguments": {"a": ]}} it', '{"a": ]', "} it"),
+    ("hermes", '<tool_call>{"name": "add", "arguments": {"a": ] b', '{"a": ]', "b"),
+    ("mistral", '[TOOL_CALLS]add[ARGS]{"a": 01} and so on', '{"a": 01}', " and so on"),
+    ("llama3_json", '{"name": "add", "parameters": {"a" 1}} and so on', '{"a" 1}', " and so on"),
     ("pythonic", "[add(a=1, b=f(x), c=3)]", '{"a": 1', "b=f(x), c=3)]"),
     ("pythonic", "[add(a=1, b=", '{"a": 1', ""),
 ]

@@ -138,6 +138,17 @@ def test_a_response_may_be_made_to_call(thinking: Any, ours: openai.OpenAI, choi
     assert error["param"].startswith("tools[0].parameters")
 
 
+def test_nothing_goes_on_from_a_call_that_was_cut(server: Any) -> None:
+    parameters = {"type": "object", "properties": {"x": {"type": "string", "minLength": 40}}, "required": ["x"]}
+    fields = {"input": "Call", "tools": [{**TOOL, "parameters": parameters}], "tool_choice": "required"}
+    for length in range(20, 60):
+        response = server.post("/v1/responses", max_output_tokens=length, **fields).json()
+        if [item for item in response["output"] if item.get("arguments")]:
+            break
+    follows = server.post("/v1/responses", input="And?", previous_response_id=response["id"])
+    assert server.error(follows, 400)["param"] == "previous_response_id"
+
+
 @pytest.mark.parametrize("kind", ["any", "tool"])
 def test_a_message_may_be_made_to_call(thinking: Any, theirs: anthropic.Anthropic, kind: str) -> None:
     choice: Any = {"type": kind, "disable_parallel_tool_use": True} | ({"name": "f"} if kind == "tool" else {})
