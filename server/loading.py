@@ -141,7 +141,7 @@ def _load_runners(
         runner = _load_runner(checkpoint, plan, plan.quantization)
     if plan.drafting is None:
         return runner, None
-    with phases.phase("drafting weights"):
+    with phases.phase("drafter"):
         return runner, _load_runner(drafting or checkpoint, plan, plan.drafting.quantization)
 
 

@@ -22,6 +22,7 @@ from models.build import build_runner
 from models.cpu.runner import CpuRunner
 from models.loading.checkpoint import open_checkpoint
 from models.loading.source import resolve_source
+from models.loading.tokenizer import load_tokenizer
 from models.sampling_state import SamplingState
 from scheduler.apply import apply
 from scheduler.batch import build
@@ -81,7 +82,7 @@ class Desk:
         self.runner = runner
         self.limits = Limits(**{"max_model_len": CONTEXT, "max_num_seqs": 8, "max_num_batched_tokens": 256} | limits)
         self.kv = KVStore(num_pages=PAGES, page_size=PAGE, max_sequences=16, max_model_len=CONTEXT)
-        self.sampling = SamplingState(8, VOCABULARY, (EOS,))
+        self.sampling = SamplingState(8, runner.config.vocab_size, (EOS,))
         self.state = State(self.kv, self.sampling, self.limits)
         self.requests = Requests(self.state, Journal(8, 8), time.monotonic, (EOS,), None)
 
@@ -559,3 +560,37 @@ def test_the_engine_gives_the_undrafted_text_whatever_model_drafts(
         assert store.stats().used == 0
     assert accepted > (0 if way == "draft_model" else 400)
     assert preempted > 0
+
+
+@pytest.mark.parametrize(("target", "drafting", "way"), [("stored", "stored", "draft_model"), ("none", "int4", "self")])
+def test_on_the_default_model_drafts_are_mostly_right_and_those_of_its_own_weights_always(
+    tools: Any, target: str, drafting: str, way: str
+) -> None:
+    checkpoint = open_checkpoint(resolve_source(None))
+    options: dict[str, Any] = {"device": "cpu", "dtype": "bfloat16", "kv_dtype": "bfloat16", "threads": 2}
+    options |= {"attention_backend": "cpu", "max_model_len": CONTEXT}
+    runner, other = (build_runner(checkpoint, quantization=kind, **options) for kind in (target, drafting))
+    assert isinstance(runner, CpuRunner)
+    assert isinstance(other, CpuRunner)
+    desk = Desk(runner)
+    other.join(runner, pages=way == "self")
+    pages = TargetPages(desk.kv)
+    proposer = (
+        ModelProposer("self", other, pages, desk.sampling, budget=BUDGET) if way == "self" else drafter(desk, other)
+    )
+    text = "<|im_start|>user\nWhy is the sky blue?<|im_end|>\n<|im_start|>assistant\n"
+    prompt = load_tokenizer(checkpoint).tokenizer.encode(text).ids
+    sequences = [
+        desk.open(tools.request(f"{t}", prompt, temperature=t, seed=3, max_tokens=300)) for t in (0.0, 0.5, 1.0)
+    ]
+    accepted = drafted = 0
+    for _ in range(4):
+        drafts = proposer.propose([desk.ask(sequence, 6) for sequence in sequences])
+        befores = [sequence.known for sequence in sequences]
+        desk.step(6)
+        for sequence, draft, before in zip(sequences, drafts, befores, strict=True):
+            said = sequence.tokens[before:].tolist()
+            drafted += 6
+            accepted += next((i for i, token in enumerate(texts(draft)[0]) if token != said[i]), len(draft.paths[0]))
+    print(f"{way} of {drafting} for {target}: {accepted} of {drafted} accepted")
+    assert accepted == drafted if target == drafting else accepted > 0.5 * drafted
