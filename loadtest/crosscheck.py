@@ -16,13 +16,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from loadtest.figures import details
 from loadtest.ratios import markdown
 from loadtest.run import Run, measure
-from loadtest.servers import Server, daemon
+from loadtest.servers import Server, daemon, first_model
 from loadtest.workloads import make
 
 MOST_DIFFERENCE = 0.05
@@ -41,10 +42,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="make crosscheck", description="Measure as another client does.")
     parser.add_argument("run", nargs="?", type=Run.parse, default="chat:32:4", metavar="KIND:REQUESTS:CONCURRENCY")
     parser.add_argument("--client", type=Path, required=True, metavar="FILE", help="AIPerf's command")
+    parser.add_argument("--url", help="another server, already running; without a prefix cache, or the second wins")
     parser.add_argument("--serve", default="", metavar="FLAGS", help="further flags for the daemon, as one word")
     options = parser.parse_args(arguments)
     try:
-        with daemon(["--no-enable-prefix-caching", *shlex.split(options.serve)]) as server:
+        own = daemon(["--no-enable-prefix-caching", *shlex.split(options.serve)])
+        with own if options.url is None else nullcontext(Server(options.url, first_model(options.url))) as server:
             first = ours(server, options.run)
             theirs = other(server, options.run, options.client)
             second = ours(server, options.run)
