@@ -90,7 +90,10 @@ def test_a_changed_recording_is_told_from_the_real_one(tools: Any, tmp_path: Pat
     path = tmp_path / "journal"
     record(tools, path, 1)
     lines = [json.loads(line) for line in path.read_text().splitlines()]
-    submitted = next(line for line in lines if line["kind"] == "submit" and len(line["prompt"]) > 30)
+    ran = {row[0] for line in lines if line["kind"] == "plan" for row in line["decisions"]["rows"]}
+    submitted = next(
+        line for line in lines if line["kind"] == "submit" and line["id"] in ran and len(line["prompt"]) > 30
+    )
     submitted["prompt"] = submitted["prompt"][:5]
     path.write_text("\n".join(map(json.dumps, lines)))
     with pytest.raises((AssertionError, ValueError)):  # noqa: PT012
