@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import json
 import random
+import shlex
 import socket
 import struct
 import sys
@@ -125,8 +126,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="make chaos", description="Let things go wrong and see what is left.")
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--serve", default="", metavar="FLAGS", help="further flags of the daemon, as one word")
     options = parser.parse_args()
-    with watched(FLAGS) as daemon:
+    with watched([*FLAGS, *shlex.split(options.serve)]) as daemon:
         complaints = chaos(daemon, options.seconds, options.seed)
     print("\n".join(complaints) or "after every fault it answered and came to rest")
     return int(bool(complaints))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import shlex
 import sys
 import time
 from itertools import count
@@ -31,8 +32,9 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=20_000)
     parser.add_argument("--seconds", type=float, default=float("inf"))
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--serve", default="", metavar="FLAGS", help="further flags of the daemon, as one word")
     options = parser.parse_args()
-    with watched(FLAGS) as daemon:
+    with watched([*FLAGS, *shlex.split(options.serve)]) as daemon:
         complaints = soak(daemon, options.requests, options.seconds, options.seed)
     print("\n".join(complaints) or "nothing grew, and every request was answered as it should be")
     return int(bool(complaints))
