@@ -8,8 +8,9 @@ Everything is numpy on the host; a runner on another device copies what it needs
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -53,6 +54,16 @@ class StepOutput:
     logprobs: F32 | None  # [L] of that token; None when no row asked
     top_ids: I32 | None  # [L, K] most likely first, K the largest number any row asked for
     top_logprobs: F32 | None  # [L, K]
+
+
+@runtime_checkable
+class StartingRunner(Protocol):
+    """A runner that has threads of its own, so that its caller need not lend it one."""
+
+    def start(self, batch: Batch, descriptor: int) -> Callable[[], StepOutput]:
+        """Begin a step; when it is done, the eventfd `descriptor` counts one up and the function gives the output.
+
+        The function must be kept until then. No other step may be run or started before."""
 
 
 class Runner(Protocol):

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import ctypes
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
-from models.base import Batch, Runner, StepOutput
+from models.base import Batch, Runner, StartingRunner, StepOutput
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +32,31 @@ class TimedRunner:
         self.calls: list[Call] = []
         self._runner = runner
         self._widest: Batch | None = None  # the step with the most logit rows so far
+        if isinstance(runner, StartingRunner):
+            self.start = self._start
+
+    start: Callable[[Batch, int], Callable[[], StepOutput]] | None = None  # where the inner runner has it
 
     def run(self, batch: Batch) -> StepOutput:
         began = time.monotonic()
         output = self._runner.run(batch)
+        self._note(batch, began)
+        return output
+
+    def _start(self, batch: Batch, descriptor: int) -> Callable[[], StepOutput]:
+        began = time.monotonic()
+        output = cast("StartingRunner", self._runner).start(batch, descriptor)
+
+        def done() -> StepOutput:
+            self._note(batch, began)
+            return output()
+
+        return done
+
+    def _note(self, batch: Batch, began: float) -> None:
         self.calls.append(Call(began, time.monotonic(), len(batch.token_ids), len(batch.logit_rows)))
         if self._widest is None or len(batch.logit_rows) > len(self._widest.logit_rows):
             self._widest = batch
-        return output
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._runner, name)

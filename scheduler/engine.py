@@ -1,8 +1,9 @@
 """The engine: takes requests in, runs steps, and never dies of one of them.
 
 One asyncio task owns the scheduler's state; every public method is called on the event loop. The model runs in one
-worker thread. Applying a step's results and handing over the next step happen back to back, so that whatever the
-readers do with their tokens overlaps with the next step's computation. With nothing to do the task sleeps on an event.
+worker thread, or in threads of its own. Applying a step's results and handing over the next step happen back to back,
+so that whatever the readers do with their tokens overlaps with the next step's computation. With nothing to do the task
+sleeps on an event.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import time
 from collections.abc import Callable, Hashable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from kvstore.store import KVStore, Pin
 from kvstore.tier import Moves
-from models.base import Runner, StepOutput
+from models.base import Runner, StartingRunner, StepOutput
 from models.sampling_state import SamplingState
 from scheduler.apply import apply
 from scheduler.batch import Step, build
@@ -41,6 +43,7 @@ from scheduler.recording import Recorder, costs_of
 from scheduler.request import I32, FinishReason, Request, Sequence
 from scheduler.requests import Requests
 from scheduler.speculation import Speculation
+from scheduler.started import StartedSteps
 from scheduler.state import State
 from scheduler.stream import RequestStream
 
@@ -99,6 +102,7 @@ class Engine:
         self._empty.set()
         self._thread = ThreadPoolExecutor(1, "octavo-model")
         self._task: asyncio.Task[None] | None = None
+        self._started: StartedSteps | None = None
 
     # -- for the server -----------------------------------------------------------------------------------------
 
@@ -146,6 +150,8 @@ class Engine:
         return self._requests.shares.active(owner)
 
     def start(self) -> None:
+        if isinstance(self._runner, StartingRunner) and hasattr(os, "eventfd"):
+            self._started = StartedSteps(self._runner)
         self._task = asyncio.get_running_loop().create_task(self._run(), name="engine")
 
     def submit(self, requests: Iterable[Request]) -> list[RequestStream]:
@@ -242,6 +248,9 @@ class Engine:
             self._recorder.close()
             self._recorder = self._requests.on_end = None
         self._thread.shutdown(wait=False, cancel_futures=True)
+        if self._started is not None:
+            self._started.close()
+            self._started = None
 
     # -- admission to the queue ---------------------------------------------------------------------------------
 
@@ -264,7 +273,6 @@ class Engine:
             self._give_up(f"{type(error).__name__}: {error}")
 
     async def _loop(self) -> None:
-        loop = asyncio.get_running_loop()
         previous: StepRecord | None = None
         while not self._stopping and self.healthy:
             while self._jobs:
@@ -282,7 +290,7 @@ class Engine:
                 self._wake.clear()
                 continue
             self._requests.step_in_flight = True
-            future = loop.run_in_executor(self._thread, self._compute, step)
+            future = self._begin(step)
             # From here to the await is work that the model's computation hides.
             self._publish(previous)
             record = previous = self._record(step, started, planned)
@@ -308,6 +316,12 @@ class Engine:
             self._requests.finish_ending()
             self.last_progress = self._clock()
 
+    def _begin(self, step: Step) -> asyncio.Future[StepOutput]:
+        """Have a step computed; only one whose work is all in the batch needs no thread of Python's."""
+        if self._started is not None and step.masks is None and self.kv.tier is None and not self._rejects(step):
+            return self._started.begin(step.batch)
+        return asyncio.get_running_loop().run_in_executor(self._thread, self._compute, step)
+
     def _compute(self, step: Step) -> StepOutput:
         """In the model's thread."""
         if step.masks is not None:
@@ -323,8 +337,11 @@ class Engine:
             tier.costs.computed(rows, time.perf_counter() - started)
         return output
 
+    def _rejects(self, step: Step) -> bool:
+        return self.speculation is not None and self.speculation.rejection and bool(step.plan.drafts)
+
     def _run_model(self, step: Step) -> StepOutput:
-        if self.speculation is None or not self.speculation.rejection or not step.plan.drafts:
+        if not self._rejects(step):
             return self._runner.run(step.batch)
         from models.rejection import run_with_rejection
 
@@ -348,7 +365,7 @@ class Engine:
         if self.speculation is not None and step.plan.drafts:
             record.drafts = self.speculation.verified(step.plan.drafts, step.accepted, output)
             record.draft_rows = tuple([one.named_rows for one in step.plan.drafts])
-            record.drafted_tokens = sum(drafted for _, drafted, _ in record.drafts)
+            record.drafted_tokens = sum(len(path) for drafted in step.plan.drafts for path in drafted.draft.paths)
             record.accepted_tokens = sum(accepted for _, _, accepted in record.drafts)
             self._note_drafts(step, ended)
         self._failed_steps = 0

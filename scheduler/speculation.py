@@ -133,7 +133,7 @@ class Speculation:
     ) -> tuple[tuple[str, int, int], ...]:
         """Learn from an applied step. Errors of the proposer are logged: it only loses by them.
 
-        Returns for each draft the proposer, how many tokens were drafted and how many accepted."""
+        Returns for each draft the proposer, how long its longest path was and how many tokens were accepted."""
         seen = []
         for drafted in step:
             count = accepted[drafted.sequence]
@@ -145,4 +145,4 @@ class Speculation:
             self.proposer.observe(seen)
         except Exception:
             logger.exception("%s could not learn from a step", self.proposer.name)
-        return tuple([(self.proposer.name, sum(map(len, v.draft.paths)), v.accepted) for v in seen])
+        return tuple([(self.proposer.name, max(map(len, v.draft.paths)), v.accepted) for v in seen])

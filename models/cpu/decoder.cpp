@@ -2,6 +2,8 @@
 //
 // Every thread of the pool walks the same list of operations; each operation is a loop shared by the threads with a
 // barrier after it. The residual stream is float32. The C structures are mirrored in library.py.
+#include <cerrno>
+#include <unistd.h>
 #include <algorithm>
 #include <memory>
 #include "attention.h"
@@ -82,6 +84,32 @@ struct Engine {
     Pool pool;
     Workspace work;
     explicit Engine(int threads) : pool(threads) {}
+    ~Engine() {
+        if (!driver.joinable()) return;
+        errand = {};
+        errands.fetch_add(1, std::memory_order_release);
+        errands.notify_one();
+        driver.join();
+    }
+
+    // Have `work` done by a thread that only waits for such errands, and go on. One at a time; an empty one ends it.
+    void send(std::function<void()> work) {
+        errand = std::move(work);
+        errands.fetch_add(1, std::memory_order_release);
+        errands.notify_one();
+        if (driver.joinable()) return;
+        driver = std::thread([this] {
+            for (uint32_t seen = 0;; seen++) {
+                errands.wait(seen, std::memory_order_acquire);
+                const std::function<void()> now = std::move(errand);
+                if (!now) return;
+                now();
+            }
+        });
+    }
+    std::thread driver;
+    std::function<void()> errand;
+    std::atomic<uint32_t> errands{0};
 
     // Run `job(thread)` on every thread, whatever others have done with their tiles since the last.
     template <class F>
@@ -285,6 +313,15 @@ void octavo_step(void* engine, const Model* model, const Step* step) {
     Engine& e = *(Engine*)engine;
     if (model->kv_float32) run_step<float>(e, *model, *step);
     else run_step<bf16>(e, *model, *step);
+}
+
+// The same without waiting for it: `descriptor`, an eventfd, counts one up when it is done.
+void octavo_start(void* engine, const Model* model, const Step* step, int descriptor) {
+    ((Engine*)engine)->send([=] {
+        octavo_step(engine, model, step);
+        const uint64_t one = 1;
+        while (write(descriptor, &one, sizeof one) < 0 && errno == EINTR) {}
+    });
 }
 
 size_t octavo_packed_bytes(int format, int outs, int ins) { return (size_t)((outs + BLOCK - 1) / BLOCK) * block_bytes(format, ins); }

@@ -116,6 +116,7 @@ SIGNATURES: dict[str, tuple[Sequence[object], object]] = {
     "octavo_tiles": ([c_int32], None),
     "octavo_has_tiles": ([], c_int32),
     "octavo_step": ([c_void_p, POINTER(Model), POINTER(Step)], None),
+    "octavo_start": ([c_void_p, POINTER(Model), POINTER(Step), c_int32], None),
     "octavo_packed_bytes": ([c_int32, c_int32, c_int32], c_size_t),
     "octavo_pack": ([c_void_p, c_int32, c_void_p, c_size_t, c_int32, c_int32, c_int32, c_void_p], None),
     "octavo_linear": ([c_void_p, POINTER(Matrix), c_void_p, c_int32, c_void_p], None),

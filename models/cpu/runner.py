@@ -6,6 +6,7 @@ Owner: the engine's worker thread. The arrays of a step are read in place; nothi
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
@@ -55,13 +56,23 @@ class CpuRunner(NativePages):
         )
 
     def run(self, batch: Batch) -> StepOutput:
+        step, result, kept = self._step(batch)
+        self.library.octavo_step(self.engine, self.model, step)
+        del kept
+        return result
+
+    def start(self, batch: Batch, descriptor: int) -> Callable[[], StepOutput]:
+        step, result, kept = self._step(batch)
+        self.library.octavo_start(self.engine, self.model, step, descriptor)
+        return lambda: (result, step, kept)[0]  # what the step reads and writes lives as long as this function
+
+    def _step(self, batch: Batch) -> tuple[lib.Step, StepOutput, object]:
+        """The C structures of a step, where its results will be, and what must be kept alive until it is done."""
         step, kept = lib.make_step(batch)
         view = sampling_view(batch.sampling, self.config.vocab_size)
         result, output = empty_output(len(batch.logit_rows), batch.sampling.num_logprobs)
         step.sampling, step.output = ctypes.addressof(view), ctypes.addressof(output)
-        self.library.octavo_step(self.engine, self.model, step)
-        del kept
-        return result
+        return step, result, (kept, view, output)
 
     def logits(self, batch: Batch) -> F32:
         """The logits of the step's logit rows [L, vocab], unsampled: for tests and evaluation."""
