@@ -238,7 +238,7 @@ def test_steps_lives_and_updates_say_what_was_drafted_and_accepted(
             for record in bench.records
             for one, named in zip(record.drafts, record.draft_rows, strict=True)
         ]
-        assert all(one[1] == named[2] and named[0] in {request.id for request in requests} for one, named in rows)
+        assert all(one[1] <= named[2] and named[0] in {request.id for request in requests} for one, named in rows)
         assert bench.kv.stats().used == 0
 
     tools.run_engine(test, proposer=oracle, branches=2, journal=tmp_path / "journal", num_pages=60)
