@@ -29,11 +29,10 @@ class DraftPlan:
     def total_bytes(self) -> int:
         return self.weight_bytes + self.num_pages * self.page_bytes
 
-    def __str__(self) -> str:
-        weights = f"{self.model}, {self.quantization} weights of {format_size(self.weight_bytes)}"
-        if not self.num_pages:
-            return f"{weights}, in the same pages"
-        return f"{weights}, {format_size(self.num_pages * self.page_bytes)} of pages"
+    def sizes(self) -> str:
+        """For people."""
+        pages = f"{format_size(self.num_pages * self.page_bytes)} of pages" if self.num_pages else "in the same pages"
+        return f"{format_size(self.weight_bytes)} of weights, {pages}"
 
 
 def plan_drafting(

@@ -69,7 +69,7 @@ class Plan:
             size = format_size(self.offload_pages * self.page_bytes)
             lines["offload_pages"] = f"{size}: {self.offload_pages} pages"
         if self.drafting is not None:
-            lines["drafting"] = str(self.drafting)
+            lines["drafting"] = f"{self.drafting.model}, {self.drafting.quantization}"
         names = {
             "offload_pages": "second tier",
             "num_pages": "KV pool",
@@ -116,7 +116,9 @@ def resolve(settings: Settings, hardware: Hardware, facts: ModelFacts, draft: Mo
         settings.speculative_config, facts, draft, quantization=quantization, dtype=dtype, kv_dtype=kv_dtype,
         backend=backend, page_size=settings.block_size, free=free,
     )  # fmt: skip
-    free -= 0 if drafting is None else drafting.total_bytes
+    if drafting is not None:
+        free -= drafting.total_bytes
+        reasons["drafting"] = drafting.sizes()
 
     budget, seqs, reasons["max_num_batched_tokens"], reasons["max_num_seqs"] = _step(settings, device)
     wanted, asked = _wanted_context(settings, facts)

@@ -43,8 +43,8 @@ def test_a_second_models_weights_and_pages_come_out_of_the_same_memory() -> None
     assert alone.drafting is None
     given = drafting.drafting.total_bytes * 0.25 / alone.page_bytes  # the pool is a quarter of what is left
     assert alone.num_pages - drafting.num_pages == pytest.approx(given, abs=2)
-    [line] = [value for name, value, _ in drafting.rows() if name == "drafting"]
-    assert line.startswith("draft, int4 weights of 59.6 MiB, 1")
+    [line] = [row for row in drafting.rows() if row[0] == "drafting"]
+    assert line == ("drafting", "draft, int4", "59.6 MiB of weights, 1023.9 MiB of pages")
 
 
 def test_the_same_weights_draft_in_the_same_pages() -> None:
