@@ -545,9 +545,9 @@ def test_the_engine_gives_the_undrafted_text_whatever_model_drafts(
             pages = OwnPages(stores[-1])
         return ModelProposer(way, runner, pages, sampling, budget=128)
 
-    for turn in range(6):
+    for turn in range(4):
         rng = random.Random(turn)
-        conditions = {"pages": (15, PAGES)[turn % 2], "branches": rng.choice([1, 3]), "prefix_caching": turn < 4}
+        conditions = {"pages": (15, PAGES)[turn % 2], "branches": rng.choice([1, 3]), "prefix_caching": turn < 3}
         rng.shuffle(order := list(range(len(requests))))
         found, engine = asyncio.run(
             engine_answers(tools, target, [requests[i] for i in order], rng.choice([2, 8, 24]), drafting, **conditions)
@@ -558,7 +558,7 @@ def test_the_engine_gives_the_undrafted_text_whatever_model_drafts(
     for store in stores:
         store.check_integrity()
         assert store.stats().used == 0
-    assert accepted > (0 if way == "draft_model" else 400)
+    assert accepted > (0 if way == "draft_model" else 300)
     assert preempted > 0
 
 
