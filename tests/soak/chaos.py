@@ -25,7 +25,7 @@ from traffic import Traffic
 from watched import Watched, watched
 
 REQUESTS, AT_ONCE = 24, 12  # that run while something goes wrong
-FLAGS = ["--kv-memory", "24MiB", "--max-model-len", "1024", "--max-num-seqs", "16"]
+FLAGS = ["--kv-memory", "24MiB", "--max-model-len", "1024", "--max-num-seqs", "16", "--max-queue-delay", "inf"]
 INSIDE = ("step", "logits", "slow", "tokenize", "send")
 LONG = {"prompt": "Hello", "max_tokens": 600, "ignore_eos": True, "stream": True, "n": 4}
 

@@ -67,7 +67,11 @@ class Watched:
     def held(self) -> Held:
         series = sum(not line.startswith("#") for line in self._get("/metrics").splitlines())
         inside = self._inside
-        return Held(inside.memory_info().rss, inside.num_fds(), inside.num_threads(), series)
+        descriptors = []
+        for _ in range(5):  # the connections just used may take a moment to close
+            time.sleep(0.1)
+            descriptors.append(inside.num_fds())
+        return Held(inside.memory_info().rss, min(descriptors), inside.num_threads(), series)
 
     def metric(self, name: str) -> float:
         """One sample; -1 when it is not there."""
