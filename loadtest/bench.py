@@ -3,7 +3,7 @@
     octavo loadtest http://127.0.0.1:9000                    the standard sets, on any server of OpenAI's API
     octavo loadtest URL chat:48:16 decode:16:16              KIND:REQUESTS:CONCURRENCY
     octavo loadtest URL chat:200 --rate 4 --slo ttft=500,tpot=50        an open loop: four requests a second
-    octavo loadtest URL chat:1000 --find-capacity --slo ttft=500        the highest rate that keeps this
+    octavo loadtest URL --find-capacity --slo ttft=500       the highest rate that keeps this
     octavo loadtest --compare before.json after.json         what has changed, and whether that is chance
     octavo loadtest --serve "--threads 4"                    on a daemon of its own, with these flags
 
@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         words: list[str] = options.words
         url = words.pop(0).rstrip("/").removesuffix("/v1") if words and "://" in words[0] else None
-        runs = [Run.parse(word) for word in words or STANDARD]
+        runs = [Run.parse(word) for word in words or (["chat:10000"] if options.find_capacity else STANDARD)]
         how = _how(options)
         if url is not None:
             server = Server(url, options.model or first_model(url, how.keys))
@@ -114,6 +114,8 @@ def _parser() -> argparse.ArgumentParser:
 def _how(options: argparse.Namespace) -> How:
     if options.find_capacity and options.slo is None:
         raise ValueError("--find-capacity needs --slo")
+    if options.rate is not None and options.rate <= 0:
+        raise ValueError("--rate must be above zero")
     fields = ({"ignore_eos": None} if options.natural else {}) | options.fields
     rest = (options.leave, options.file, options.slo, options.timeout)
     return How(options.rate, options.arrivals, options.chat, options.api_key, fields, *rest)
@@ -160,10 +162,10 @@ def _capacity(one: Any, runs: Sequence[Run], options: argparse.Namespace, how: H
     def keeps(rate: float) -> bool:
         count = min(runs[0].requests, max(LEAST_REQUESTS, round(rate * options.trial)))
         figures: Figures = one(replace(runs[0], requests=count), next(seeds), replace(how, rate=rate))
-        kept = not figures.failed and (figures.within_slo or 0.0) >= ATTAINED
         share = figures.within_slo or 0.0
-        console.print(f"{rate:.3g} requests/s: {share:.1%} in time{'' if kept else ', too few'}", highlight=False)
-        return kept
+        verdict = "" if share >= ATTAINED else ", too few"
+        console.print(f"{rate:.3g} requests/s: {share:.1%} in time{verdict}", highlight=False)
+        return share >= ATTAINED
 
     return highest_rate(keeps, how.rate or 1.0)
 

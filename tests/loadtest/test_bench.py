@@ -116,6 +116,8 @@ def test_a_line_tells_how_it_goes_while_it_goes(url: str) -> None:
 def test_a_set_without_rate_or_number_at_once_is_refused(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([url, "chat:4"]) == 1
     assert "needs a third number" in capsys.readouterr().out
+    assert main([url, "chat:4", "--rate", "0"]) == 1
+    assert "above zero" in capsys.readouterr().out
 
 
 def test_a_file_of_conversations_is_driven(url: str, tmp_path: Path) -> None:
