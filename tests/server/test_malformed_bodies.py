@@ -325,6 +325,29 @@ def test_unknown_fields_inside_are_named_too(server: Any) -> None:
     assert response.headers["x-octavo-ignored"] == "messages[].mood,messages[].x"
 
 
+def test_unknown_fields_far_inside_are_named_too(server: Any) -> None:
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}", "kind": "x"}}
+    tool = {"type": "function", "cached": True, "function": {"name": "f", "parameters": {"type": "object"}}}
+    messages = [*HELLO, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "x"}]
+    response = server.post(CHAT, messages=messages, tools=[tool], max_tokens=1)
+    assert set(response.headers["x-octavo-ignored"].split(",")) == {
+        "tools[].cached",
+        "messages[].tool_calls[].function.kind",
+    }
+
+
+@pytest.mark.parametrize(("fields", "param"), [
+    ({"stream": True, "stream_options": {"include_usages": True}}, "stream_options.include_usages"),
+    ({"messages": [*HELLO, {"role": "assistant", "content": "x", "tool_call": [1]}]}, "messages[].tool_call"),
+    ({"tools": [{"type": "function", "function": {"name": "f", "parameter": {"a": 1}}}]},
+     "tools[].function.parameter"),
+])  # fmt: skip
+def test_a_typo_inside_is_refused_too(server: Any, fields: dict[str, Any], param: str) -> None:
+    error = server.error(server.post(CHAT, **{"messages": HELLO, **fields}), 400)
+    assert (error["param"], error["code"]) == (param, "unknown_parameter")
+    assert "Did you mean" in error["message"]
+
+
 def test_a_strict_server_refuses_unknown_fields(serving: Any) -> None:
     with serving(server_limits={"strict_fields": True}) as server:
         error = server.error(server.post(prompt="Hello", frobnicate=True), 400)
