@@ -472,13 +472,11 @@ def mixed_requests(tools: Any) -> list[Request]:
     rng = random.Random(5)
     made = []
     for i in range(16):
-        prompt = STEM[: rng.choice([1, 17, 60, 100])] + [
-            rng.randrange(3, VOCABULARY) for _ in range(rng.choice([1, 20]))
-        ]
+        prompt = STEM[: rng.choice([1, 17, 60])] + [rng.randrange(3, VOCABULARY) for _ in range(rng.choice([1, 20]))]
         options: dict[str, Any] = {
             "temperature": (0.0, 0.7, 1.2)[i % 3],
             "seed": i,
-            "max_tokens": rng.choice([1, 9, 90]),
+            "max_tokens": rng.choice([1, 40, 90]),
         }
         options |= {"logprobs": rng.choice([None, 2]), "frequency_penalty": rng.choice([0.0, 0.0, 0.8])}
         options |= {"ignore_eos": rng.random() < 0.5, "min_tokens": rng.choice([0, 5]), "n": 1 + (i % 8 == 3)}
@@ -547,10 +545,10 @@ def test_the_engine_gives_the_undrafted_text_whatever_model_drafts(
 
     for turn in range(4):
         rng = random.Random(turn)
-        conditions = {"pages": (15, PAGES)[turn % 2], "branches": rng.choice([1, 3]), "prefix_caching": turn < 3}
+        conditions = {"pages": (12, PAGES)[turn % 2], "branches": rng.choice([1, 3]), "prefix_caching": turn < 3}
         rng.shuffle(order := list(range(len(requests))))
         found, engine = asyncio.run(
-            engine_answers(tools, target, [requests[i] for i in order], rng.choice([2, 8, 24]), drafting, **conditions)
+            engine_answers(tools, target, [requests[i] for i in order], (16, 3)[turn % 2], drafting, **conditions)
         )
         assert found == [alone[i] for i in order], conditions
         accepted += sum(record.accepted_tokens for record in engine.journal.steps)
@@ -559,7 +557,7 @@ def test_the_engine_gives_the_undrafted_text_whatever_model_drafts(
         store.check_integrity()
         assert store.stats().used == 0
     assert accepted > (0 if way == "draft_model" else 300)
-    assert preempted > 0
+    assert preempted > 4
 
 
 @pytest.mark.parametrize(("target", "drafting", "way"), [("stored", "stored", "draft_model"), ("none", "int4", "self")])
