@@ -30,21 +30,13 @@ const reads = {
     show("live", "live");
   },
   async info() {
-    const { plan } = await json("info");
-    byId("facts").textContent = plan ? `${plan.model}, ${plan.reasons.model} · ${plan.device} · context ${plan.max_model_len}` : model;
+    const { model, device, max_model_len: context, reasons } = (await json("info")).plan;
+    byId("facts").textContent = `${model}, ${reasons.model} · ${device} · context ${context}`;
   },
-  async metrics() {
-    if (!showMetrics(await (await get("metrics")).text())) forgetSteps();
-  },
-  async steps() {
-    addSteps((await json(`debug/steps?limit=${KEPT}&after=${lastStep()}`)).steps);
-  },
-  async cache() {
-    showCache(await json("debug/cache?limit=100&cells=2048"));
-  },
-  async requests() {
-    showRequests((await json("debug/requests?limit=50")).requests);
-  },
+  metrics: async () => showMetrics(await (await get("metrics")).text()) || forgetSteps(), // of another process
+  steps: async () => addSteps((await json(`debug/steps?limit=${KEPT}&after=${lastStep()}`)).steps),
+  cache: async () => showCache(await json("debug/cache?limit=100&cells=2048")),
+  requests: async () => showRequests((await json("debug/requests?limit=50")).requests),
   async life() {
     const asked = life;
     if (asked.over) return reads.metrics(); // there is nothing to follow
@@ -78,7 +70,8 @@ async function read(name) {
     }
     first = [...AT_FIRST];
     if (error.status === 401) show("locked", "an API key is needed");
-    else show("down", error.status ? error.message : "the daemon does not answer; asking again");
+    else show("down", error.message);
+    if (error.status === undefined) console.error(error); // a mistake of this page
   }
 }
 

@@ -6,7 +6,7 @@ const CHOICES = 8; // strips of one request
 // What an event begins, for the choice it happened to; the others only have a line.
 const BEGINS = { queued: "waiting", admitted: "prompt", forked: "answer", "first token": "answer", preempted: "preempted" };
 
-const time = (seconds) => (seconds === null ? "" : seconds < 1 ? `${(seconds * 1e3).toFixed(1)} ms` : `${seconds.toFixed(2)} s`);
+const time = (seconds) => (seconds < 1 ? `${(seconds * 1e3).toFixed(1)} ms` : `${seconds.toFixed(2)} s`);
 
 function stateOf(life) {
   if (life.finished_after_seconds !== null) return life.error ? "failed" : life.finish_reasons[0] ?? "ended";
@@ -18,7 +18,8 @@ export function showRequests(lives) {
   keyed(byId("requests"), lives, (life) => life.id,
     (life) => make("tr", {}, make("td", {}, requestButton(life.id)), ...Array.from({ length: 5 }, () => make("td"))),
     (row, life) => {
-      const values = [stateOf(life), life.prompt_tokens, life.cached_tokens, life.output_tokens || "", time(life.first_token_after_seconds)];
+      const { prompt_tokens: prompt, cached_tokens: cached, output_tokens: answer, first_token_after_seconds: first } = life;
+      const values = [stateOf(life), prompt, cached, answer || "", first === null ? "" : time(first)];
       values.forEach((value, place) => (row.children[place + 1].textContent = value));
     });
 }
@@ -48,12 +49,14 @@ export function showLife(id, life) {
   const { events = [], n = 1, dropped_events: dropped, error } = life ?? {};
   const end = Math.max(1e-6, life?.finished_after_seconds ?? life?.age_seconds ?? 0);
   facts.textContent = life === null ? "forgotten: only the last requests are remembered" : [
-    stateOf(life), `${time(end)} in all`, `prompt ${life.prompt_tokens}, cached ${life.cached_tokens}`, `answer ${life.output_tokens}`,
+    stateOf(life), `${time(end)} in all`, `prompt ${life.prompt_tokens}, cached ${life.cached_tokens}`,
+    `answer ${life.output_tokens}`,
     n > 1 && `${n} choices`, life.preemptions && `preempted ${life.preemptions} times`,
     life.drafted_tokens && `drafted ${life.drafted_tokens}, accepted ${life.accepted_tokens}`, error,
   ].filter(Boolean).join(" · ");
-  const choices = Array.from({ length: Math.min(n, CHOICES) }, (_, choice) => events.filter((event) => event.choice === choice));
-  byId("strips").replaceChildren(...choices.map((own) => strip(own, end)));
+  const strips = Array.from({ length: Math.min(n, CHOICES) }, (_, choice) =>
+    strip(events.filter((event) => event.choice === choice), end));
+  byId("strips").replaceChildren(...strips);
   byId("events").replaceChildren(...events.map(({ after_seconds: at, kind, choice, ...detail }, place) => {
     const texts = Object.entries(n > 1 ? { choice, ...detail } : detail).map(([name, value]) => `${name} ${value}`);
     if (dropped && place === 8) texts.push(`(after ${dropped} events that are not kept)`);

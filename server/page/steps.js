@@ -45,7 +45,10 @@ function paint(context, width, height) {
     context.globalAlpha = alpha;
     context.fillRect(x, y, w, size);
   };
-  const lanes = [["prompt rows", ["prompt"], 14, height * 0.46], ["decode rows", ["decode", "drafted"], height * 0.46 + 16, height * 0.82]];
+  const lanes = [
+    ["prompt rows", ["prompt"], 14, height * 0.46],
+    ["decode rows", ["decode", "drafted"], height * 0.46 + 16, height * 0.82],
+  ];
   const most = lanes.map(([, kinds]) => Math.max(1, ...shown.map((step) => rowsOf(step, kinds))));
   const slowest = Math.max(1e-6, ...shown.map(secondsOf));
   shown.forEach((step, column) => {

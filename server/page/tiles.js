@@ -38,9 +38,11 @@ const quantile = (name, wanted) => (all) => {
   return low + ((high - low) * (rank - (counts[place - 1] ?? 0))) / (counts[place] - (counts[place - 1] ?? 0));
 };
 
-const number = (value) => (value === null ? "–" : value >= 1e4 ? `${(value / 1e3).toFixed(1)}k` : value.toFixed(value < 10 && value % 1 ? 1 : 0));
-const time = (value) => (value === null ? "–" : value < 1 ? `${number(value * 1e3)} ms` : `${value.toFixed(2)} s`);
-const percent = (value) => (value === null ? "–" : `${number(100 * value)}%`);
+const known = (write) => (value) => (value === null ? "–" : write(value));
+const number = known((value) =>
+  value >= 1e4 ? `${(value / 1e3).toFixed(1)}k` : value.toFixed(value < 10 && value % 1 ? 1 : 0));
+const time = known((value) => (value < 1 ? `${number(value * 1e3)} ms` : `${value.toFixed(2)} s`));
+const percent = known((value) => `${number(100 * value)}%`);
 const pages = (state) => share(gauge(`kv_pages ${state}`), gauge("kv_pages"));
 const [FIRST, EACH] = ["time_to_first_token_seconds", "time_per_output_token_seconds"];
 
@@ -49,16 +51,18 @@ const tiles = [
   ["Tokens / s", rate("generated_tokens_total"), number, (all) => `prompts ${number(rate("prompt_tokens_total")(all))}`],
   ["First token", quantile(FIRST, 0.5), time, (all) => `p95 ${time(quantile(FIRST, 0.95)(all))}`],
   ["Per token", quantile(EACH, 0.5), time, (all) => `p95 ${time(quantile(EACH, 0.95)(all))}`],
-  ["Running", gauge("requests_running"), number, (all) => ""],
+  ["Running", gauge("requests_running"), number, () => ""],
   ["Waiting", gauge("requests_waiting"), number, (all) => `preemptions ${number(added("preemptions_total")(all))}`],
   ["Pages held", pages("used"), percent, (all) => `cached ${percent(pages("evictable")(all))}`],
-  ["Found in cache", share(added("prefix_hit_tokens_total"), added("prefix_query_tokens_total")), percent, () => "of prompt tokens"],
+  ["Found in cache", share(added("prefix_hit_tokens_total"), added("prefix_query_tokens_total")), percent,
+    () => "of prompt tokens"],
   ["Requests / min", (all) => 60 * rate("requests_total", "old")(all), number,
     (all) => `failed ${number(added("requests_total error")(all))}, refused ${number(added("requests_total refused")(all))}`],
 ].map(([name, value, write, below]) => {
-  const tile = { value, write, below, points: [], big: make("b", {}, "–"), small: make("small"), canvas: make("canvas", { ariaHidden: "true" }) };
-  byId("tiles").append(make("div", { className: "tile" }, name, tile.big, tile.small, tile.canvas));
-  tile.draw = drawn(tile.canvas, (context, width, height) => {
+  const [big, small, canvas] = [make("b", {}, "–"), make("small"), make("canvas", { ariaHidden: "true" })];
+  const tile = { value, write, below, big, small, points: [] };
+  byId("tiles").append(make("div", { className: "tile" }, name, big, small, canvas));
+  tile.draw = drawn(canvas, (context, width, height) => {
     const most = Math.max(1e-9, ...tile.points);
     context.lineWidth = 1.5;
     context.beginPath();
@@ -76,7 +80,8 @@ export function showMetrics(text) {
   const same = !scrapes.length || scrapes[0].get("process_start_time_seconds") === now.get("process_start_time_seconds");
   scrapes = [...scrapes.filter((one) => same && now.get("time") - one.get("time") <= WINDOW_SECONDS), now];
   if (scrapes.length < 2) return same;
-  const all = { now, old: scrapes[0], last: scrapes.findLast((one) => now.get("time") - one.get("time") >= RATE_SECONDS) ?? scrapes[0] };
+  const [old] = scrapes;
+  const all = { now, old, last: scrapes.findLast((one) => now.get("time") - one.get("time") >= RATE_SECONDS) ?? old };
   for (const tile of tiles) {
     tile.points = [...tile.points, tile.value(all)].slice(-POINTS);
     tile.big.textContent = tile.write(tile.points.at(-1));
