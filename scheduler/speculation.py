@@ -93,7 +93,9 @@ class Speculation:
                     if likely * time <= tokens * extra:
                         break
                     wanted, rows, tokens, time = wanted + 1, rows + 1, tokens + likely, time + extra
-                if not wanted and most > 0 and sequence.undrafted > PROBE_AFTER:
+                # A model that has not drafted for it would have to read all of it first.
+                cheap = sequence.drafted_tokens > 0 or not self.proposer.runs_model
+                if not wanted and most > 0 and sequence.undrafted > PROBE_AFTER and cheap:
                     wanted, rows = 1, rows + 1
             wanted = self._reserve(state, sequence, wanted)
             if wanted > 0:
