@@ -217,6 +217,8 @@ def reason_of(error: str) -> str:
     if inner := re.search(r"^error: (.+)$", message, re.MULTILINE):
         return bounded(f"regular expression: {inner[1]}", MAX_REASON_CHARS)
     message = " ".join(_PLACE.sub("", message).split())
+    if keywords := re.fullmatch(r"Unimplemented keys: \[(.+)\]", message):
+        return bounded(f"these keywords are not supported: {keywords[1]}", MAX_REASON_CHARS)
     return bounded(message.rstrip(".:"), MAX_REASON_CHARS)
 
 
