@@ -206,6 +206,8 @@ class Engine:
     def reset_cache(self) -> int:
         """Drop what nobody holds. Returns how many pages became free."""
         self._note("reset")
+        if self.speculation is not None:
+            self.speculation.reset()
         return self.kv.reset()
 
     def _note(self, kind: str, **data: Any) -> None:
@@ -242,7 +244,6 @@ class Engine:
         self._wake.set()
         if self._task is not None:
             await asyncio.wait({self._task}, timeout=grace_seconds)
-        # NOTE: a step that is still in flight may read pages given back here. Nothing will write them any more.
         self._interrupt("the engine was stopped")
         if self._recorder is not None:
             self._recorder.close()
@@ -355,6 +356,8 @@ class Engine:
             output = await future
         finally:
             self._requests.step_in_flight = False
+        if self._stopping and not len(self._requests):  # nobody has waited for it
+            return
         ended = self._clock()
         record.run_seconds = ended - started
         if step.masks is not None:
@@ -553,6 +556,9 @@ class Engine:
                 done.set_exception(NotAccepting(reason))
         self._jobs.clear()
         for request_id in self._requests.ids():
+            if self._requests.step_in_flight:  # it reads pages and sampling rows: nothing is given back any more
+                self._requests.abandon(request_id, error)
+                continue
             try:
                 self._requests.fail(request_id, error, keep=False)
             except Exception:

@@ -60,9 +60,17 @@ class Speculation:
         self._branches = branches
         self._adaptive = adaptive
         self._general = Acceptance()
+        self._reset = False  # asked for while the proposer may be at work: done before it is asked again
+
+    def reset(self) -> None:
+        """Draft nothing more from what ended sequences have left behind."""
+        self._reset = True
 
     def allot(self, state: State, planned: StepPlan) -> list[Ask]:
         """Who may be drafted for and how far; pages are reserved for it."""
+        if self._reset:
+            self._reset = False
+            self.proposer.reset()
         spare = min(planned.spare, state.limits.max_num_batched_tokens)
         asking = [
             sequence

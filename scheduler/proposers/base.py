@@ -78,3 +78,6 @@ class Proposer(Protocol):
 
     def forget(self, sequence: Sequence) -> None:
         """The sequence has ended or lost its pages. Called for sequences that were never asked about too."""
+
+    def reset(self) -> None:
+        """Drop all that is remembered of sequences that have ended."""

@@ -83,3 +83,6 @@ class LookaheadProposer:
 
     def forget(self, sequence: Sequence) -> None:
         self._trajectories.pop(sequence, None)
+
+    def reset(self) -> None:
+        """Nothing is."""

@@ -74,6 +74,9 @@ class ModelProposer:
     def forget(self, sequence: Sequence) -> None:
         self._pages.forget(sequence)
 
+    def reset(self) -> None:
+        self._pages.reset()
+
     def propose(self, asks: list[Ask]) -> list[Draft]:
         taken = zip(asks, self._pages.take(asks, self._budget), strict=True)
         placed = [(ask, place) for ask, place in taken if place is not None]

@@ -52,6 +52,9 @@ class DraftPages(Protocol):
     def forget(self, sequence: Sequence) -> None:
         """See `Proposer.forget`."""
 
+    def reset(self) -> None:
+        """See `Proposer.reset`."""
+
 
 class TargetPages:
     """The target's own: an approximation is written where the target has reserved room for its drafts, and the step
@@ -83,6 +86,9 @@ class TargetPages:
 
     def forget(self, sequence: Sequence) -> None:
         """Nothing to give back."""
+
+    def reset(self) -> None:
+        """The target's tree is the engine's to reset."""
 
 
 @dataclass(slots=True)
@@ -162,6 +168,9 @@ class OwnPages:
         if held is not None:
             self._roll_back(held, sequence)
             self.store.close(held.kv, sequence.tokens, held.kv.computed)
+
+    def reset(self) -> None:
+        self.store.reset()
 
     @staticmethod
     def _roll_back(held: _Held, sequence: Sequence) -> None:

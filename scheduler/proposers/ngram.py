@@ -118,3 +118,6 @@ class NgramProposer:
             self._shared[namespace] = index
             if len(self._shared) > MAX_NAMESPACES:
                 self._shared.popitem(last=False)
+
+    def reset(self) -> None:
+        self._shared.clear()

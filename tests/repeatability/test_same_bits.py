@@ -81,6 +81,8 @@ class Knowing:
 
     def forget(self, sequence: Sequence) -> None: ...
 
+    def reset(self) -> None: ...
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:

@@ -345,6 +345,8 @@ class Oracle:
     def forget(self, sequence: Sequence) -> None:
         self.texts.pop(sequence, None)
 
+    def reset(self) -> None: ...
+
 
 class Bench:
     """The scheduler without its engine: steps run when the test says so, and integrity is checked after each."""

@@ -194,6 +194,8 @@ def test_ngram_drafts_what_followed_before_and_learns_from_neighbours_of_the_sam
     )
     steps = [answered(tools, bench, request) for request in (first, other, again)]
     assert steps[2] < steps[0] == steps[1]
+    bench.speculation.reset()
+    assert answered(tools, bench, tools.request("reset", [5, 6], max_tokens=30, namespace="a")) == steps[0]
 
 
 def test_a_proposer_that_fails_costs_its_drafts_and_nothing_else(tools: Any, caplog: pytest.LogCaptureFixture) -> None:
