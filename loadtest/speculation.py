@@ -39,7 +39,7 @@ REPEATS = Path(__file__).parent / "data" / "repeats.jsonl"
 PARTS = 3  # of the repeats: each repetition has another one, with prompts of every kind
 QUICK_TOKENS = 24
 BFLOAT16 = ("--quantization", "none", "--dtype", "bfloat16")
-QUIET = ("--kv-memory", "512MiB", "--log-level", "warning")
+QUIET = ("--kv-memory", "512MiB", "--log-level", "warning", "--max-queue-delay", "inf")
 CHAIN, TREE = {"num_speculative_tokens": 6}, {"num_speculative_tokens": 3, "branches": 2}  # six drafted rows each
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import xml.etree.ElementTree as ElementTree
+
 import pytest
 
-from loadtest.speculation import counters, repeats
-from loadtest.speculation_document import acceptance, mean_length
+from loadtest.speculation import CHAIN, counters, repeats
+from loadtest.speculation_document import acceptance, body, charts, mean_length
 from loadtest.speculation_theory import simulate, speedup, step_cost, tokens_of_chain
 
 
@@ -67,3 +69,29 @@ octavo_spec_acceptance_length_sum 100
     assert mean_length(found) == 2.5
     # Of 40 chains of two, 20 had a wrong token, behind which nothing was asked.
     assert acceptance(found, 2) == pytest.approx(60 / 80)
+
+
+def test_the_document_has_every_figure_and_says_which_goals_were_reached() -> None:
+    drafted = {"acceptance_length_count": 40, "acceptance_length_sum": 100, "acceptance_length_bucket 6": 20}
+    asked = {"kind": "single", "requests": 2, "concurrency": 1}
+    row = {"name": "ngram", "set": asked, "pairs": [(100, 130), (100, 150), (50, 60)], "drafted": drafted}
+    shape = {"name": "self", "shape": "chain of 6", "set": "single", "keys": CHAIN, "drafted": drafted, "speed": 80}
+    content = {
+        "machine": {"processor": "A processor", "cpus": 2},
+        "quick": False,
+        "repetitions": 3,
+        "costs": [[1, 0.005], [16, 0.02]],
+        "ratios": [row | {"wanted": wanted} for wanted in (1.25, 1.4, None)],
+        "lengths": [
+            {"name": "self", "shape": "chain of 6", "set": "single", "drafted": drafted, "speed": 80, "keys": CHAIN}
+        ],
+        "rules": [{"rule": "keyed", "temperature": 0.7, "drafted": drafted, "speed": 70, "tokens": 4}],
+    }
+    text = body(content)
+    assert "| ngram | single, 1 at once | 100 | 130 | 1.30x | 1.20 - 1.50 | 1.25x reached | 2.50 |" in text
+    assert "1.4x missed" in text
+    assert "| self | single | chain of 6 | 2.50 | 75% | 3.47 | 80 |" in text
+    drawings = charts(content)
+    assert all(f"plots/{name}.svg" in text for name in drawings)
+    for drawing in drawings.values():
+        ElementTree.fromstring(drawing)
