@@ -82,9 +82,7 @@ def test_the_document_has_every_figure_and_says_which_goals_were_reached() -> No
         "repetitions": 3,
         "costs": [[1, 0.005], [16, 0.02]],
         "ratios": [row | {"wanted": wanted} for wanted in (1.25, 1.4, None)],
-        "lengths": [
-            {"name": "self", "shape": "chain of 6", "set": "single", "drafted": drafted, "speed": 80, "keys": CHAIN}
-        ],
+        "lengths": [shape],
         "rules": [{"rule": "keyed", "temperature": 0.7, "drafted": drafted, "speed": 70, "tokens": 4}],
     }
     text = body(content)
