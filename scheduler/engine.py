@@ -249,7 +249,7 @@ class Engine:
             self._recorder.close()
             self._recorder = self._requests.on_end = None
         self._thread.shutdown(wait=False, cancel_futures=True)
-        if self._started is not None:
+        if self._started is not None and not self._requests.step_in_flight:  # it keeps what that step reads and writes
             self._started.close()
             self._started = None
 
