@@ -58,24 +58,6 @@ class Choice:
     """The state of one choice. `index` is its place among all choices of the answer; `start` is how many characters of
     text come before it, for the offsets of its records."""
 
-    __slots__ = (
-        "_detokenizer",
-        "_length",
-        "_matcher",
-        "_options",
-        "_parser",
-        "_pending",
-        "_released",
-        "calls",
-        "completion_tokens",
-        "echoed",
-        "finish_reason",
-        "index",
-        "logprob_sum",
-        "reasoning_tokens",
-        "started",
-    )
-
     def __init__(self, index: int, options: TextOptions, detokenizer: Detokenizer, start: int = 0) -> None:
         self.index = index
         self.completion_tokens = 0

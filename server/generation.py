@@ -18,16 +18,9 @@ from scheduler.request import Request
 from scheduler.stream import RequestStream, TokenLogprob, Update
 from server.choice import Choice, Delta, TextOptions, TokenRecord
 from server.detokenize import Decoding
-from server.errors import (
-    APIError,
-    ContextOverflow,
-    DeadlineExceeded,
-    InternalError,
-    InvalidRequest,
-    Overloaded,
-    Unavailable,
-)
+from server.errors import APIError, DeadlineExceeded, InternalError, Unavailable
 from server.exchange import current
+from server.refusals import failure, refusal, refused_for
 
 if TYPE_CHECKING:
     from scheduler.engine import Engine
@@ -318,48 +311,3 @@ class Generation:
             "preemptions": sum(life.preemptions for life in self._lives),
             "accepted_tokens": sum(life.accepted_tokens for life in self._lives),
         }
-
-
-def refused_for(error: engine_errors.Refused) -> str:
-    """A word for the metrics."""
-    if isinstance(error, engine_errors.QueueFull):
-        return f"queued_{error.unit}"
-    return "too_long" if isinstance(error, engine_errors.NeverFits) else "not_accepting"
-
-
-_WAITING = {
-    "requests": "requests",
-    "tokens": "tokens",
-    "share": "requests of your key",
-    "seconds": "seconds of work",
-}
-
-
-def refusal(error: engine_errors.Refused) -> APIError:
-    """The engine's no, as a client sees it."""
-    if isinstance(error, engine_errors.NeverFits):
-        where = "context length" if error.limited_by == "max_model_len" else "KV cache"
-        return ContextOverflow(
-            f"This server's {where} holds at most {error.limit_tokens} tokens. However, your prompt has "
-            f"{error.prompt_tokens} tokens, and at least one is needed for the answer. Please shorten it.",
-            param="prompt",
-        )
-    if isinstance(error, engine_errors.QueueFull):
-        return Overloaded(
-            f"The server is busy: {error.waiting} {_WAITING[error.unit]} are waiting and at most {error.limit} may.",
-            error.retry_after_seconds,
-        )
-    return Unavailable("The server is not taking new requests.")
-
-
-def failure(error: engine_errors.SchedulerError) -> APIError:
-    """What became of an accepted request, as a client sees it."""
-    if isinstance(error, engine_errors.Interrupted):
-        return Unavailable("The server stopped before the answer was complete.")
-    if isinstance(error, engine_errors.ConstraintFailed | engine_errors.NothingAllowed):
-        return InvalidRequest(f"The answer could not be kept to the format that was asked for: {error}.")
-    if isinstance(error, engine_errors.NonFiniteLogits):
-        return InternalError("The model's output for this request was not a number.")
-    if isinstance(error, engine_errors.OutOfPages):
-        return Unavailable("The KV cache has no room for an answer this long.")
-    return InternalError()

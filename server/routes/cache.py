@@ -26,11 +26,11 @@ from server.auth import caller
 from server.body import read_json
 from server.conversing import prompt_of
 from server.errors import InvalidRequest, NotFound, Unavailable, shown
-from server.generation import failure, refusal
 from server.page_map import page_map
 from server.protocol.chat import ChatCompletionRequest
 from server.protocol.checks import check_ids
 from server.protocol.tokens import PrefixRequest
+from server.refusals import failure, refusal
 from server.replies.head import new_id
 from server.routes.generating import body_of, validated
 from server.routes.info import Limit

@@ -19,7 +19,7 @@ from server.tools.parts import CallParser
 ARGS = "[ARGS]"
 MAX_NAME_CHARS = 256
 
-State = Literal["text", "opened", "name", "call", "between", "closing"]
+State = Literal["text", "opened", "name", "call", "between"]
 
 
 class JsonCalls(CallParser):
@@ -40,7 +40,7 @@ class JsonCalls(CallParser):
         name may come before its arguments, outside the JSON."""
         super().__init__(names, new_id)
         self._opening, self._closing, self._separator, self._named = opening, closing, separator, named
-        self._matcher = StopMatcher((opening,))
+        self._matcher = self._marks()
         self._state: State = "opened" if bare else "text"
         self._raw = ""  # what has to be text if no call comes of it
         self._in_list = False
@@ -51,8 +51,14 @@ class JsonCalls(CallParser):
             case "text":
                 found = self._matcher.feed(char)
                 self.say(found.text)
-                if found.stop is not None:
-                    self._open(found.stop)
+                if found.stop == self._opening:
+                    self._state, self._raw, self._in_list = "opened", found.stop, False
+                elif found.stop is not None:
+                    self._matcher = self._marks()
+                    if self._behind_call:
+                        self._blanks = ""
+                    else:
+                        self.say(found.stop)
             case "opened":
                 self._step_opened(char)
             case "name":
@@ -61,13 +67,13 @@ class JsonCalls(CallParser):
                 self._step_call(char)
             case "between":
                 self._step_between(char)
-            case "closing":
-                self._step_closing(char)
 
     def end(self) -> None:
         match self._state:
             case "text":
-                self.say(self._matcher.finish())
+                rest = self._matcher.finish()
+                if not (self._behind_call and self._closing.startswith(rest)):
+                    self.say(rest)
             case "call":
                 if self._reader is not None and self._reader.begun:
                     self.end_call(whole=False)
@@ -75,18 +81,23 @@ class JsonCalls(CallParser):
                     self.say(self._raw + self._reader.text)
             case "opened" | "name" | "between":
                 self.say(self._raw)
-            case "closing":
-                if not self._closing.startswith(self._raw.lstrip()):
-                    self.say(self._raw)
 
-    def _open(self, mark: str) -> None:
-        self._state, self._raw, self._in_list = "opened", mark, False
+    @property
+    def _behind_call(self) -> bool:
+        """Whether nothing but blanks has come since a call."""
+        return self._at_edge and self.calls > 0
+
+    def _marks(self) -> StopMatcher:
+        return StopMatcher((self._opening, self._closing) if self._closing else (self._opening,))
+
+    def _back_to_text(self) -> None:
+        raw, self._raw = self._raw, ""
+        self._state, self._matcher = "text", self._marks()
+        self.say(raw)
 
     def _give_up(self, char: str) -> None:
         """What was taken for a call is text."""
-        self.say(self._raw)
-        self._matcher = StopMatcher((self._opening,))
-        self._state, self._raw = "text", ""
+        self._back_to_text()
         self.step(char)
 
     def _step_opened(self, char: str) -> None:
@@ -129,7 +140,9 @@ class JsonCalls(CallParser):
             self._give_up(char)
         elif outcome == "whole":
             self._raw = ""
-            self._state = "between" if self._in_list or self._separator else "closing"
+            self._state = "between"
+            if not (self._in_list or self._separator):
+                self._back_to_text()
 
     def _step_between(self, char: str) -> None:
         if char.isspace():
@@ -138,25 +151,7 @@ class JsonCalls(CallParser):
             self._raw += char
             self._state = "opened"
         elif char == "]" and self._in_list:
-            self._raw, self._in_list = "", False
-            self._state = "closing"
-        else:
-            self._in_list = False
-            self._give_up(char)
-
-    def _step_closing(self, char: str) -> None:
-        seen = self._raw.lstrip() + char
-        if not self._closing:
-            self._give_up(char)
-        elif self._closing == seen:
             self._raw = ""
-            self._matcher = StopMatcher((self._opening,))
-            self._state = "text"
-        elif self._closing.startswith(seen) or (char.isspace() and not self._raw.strip()):
-            self._raw += char
+            self._back_to_text()
         else:
-            raw, self._raw = self._raw, ""
-            self._matcher = StopMatcher((self._opening,))
-            self._state = "text"
-            for written in raw + char:
-                self.step(written)
+            self._give_up(char)
