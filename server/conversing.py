@@ -14,8 +14,9 @@ from pydantic import ValidationError
 from starlette.types import Receive
 
 from scheduler.request import Request as EngineRequest
+from server.echo import Echo
 from server.errors import from_validation
-from server.generation import Echo, Generation
+from server.generation import Generation
 from server.intake import LengthPolicy, engine_request, sampling_params
 from server.protocol.chat import ChatCompletionRequest
 from server.protocol.checks import check_chat, check_names

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from scheduler.request import Request as EngineRequest
-from server.generation import Echo
+from server.echo import Echo
 from server.intake import DEFAULT_COMPLETION_TOKENS, LengthPolicy, engine_request, sampling_params
 from server.protocol.checks import check_completion
 from server.protocol.completions import CompletionRequest

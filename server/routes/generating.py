@@ -18,9 +18,10 @@ from server.answer import json_response
 from server.body import read_json
 from server.choice import TextOptions
 from server.deadline import deadline
+from server.echo import Echo
 from server.errors import InvalidRequest, Overloaded, bounded, from_validation
 from server.exchange import current
-from server.generation import ClientGone, Echo, Generation
+from server.generation import ClientGone, Generation
 from server.protocol.checks import check_names, printable, unknown_field, unknown_inside
 from server.protocol.fields import Fields, GenerationFields, SamplingFields
 from server.replies.chunks import AnswerWriter
