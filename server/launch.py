@@ -23,7 +23,7 @@ from config.plan import Plan
 from config.settings import Settings
 from config.version import VERSION
 from server.keys import KeyRing
-from server.listen import bind
+from server.listen import bind, check_tls
 from server.loading import load_model
 from server.logs import configure
 from server.startup import Phases
@@ -53,6 +53,7 @@ def serve(settings: Settings, began: float) -> int:
     keys = KeyRing(settings.api_key, settings.admin_api_key, settings.api_key_file)
     if settings.otlp_endpoint is not None:
         check_sdk()
+    check_tls(settings.ssl_certfile, settings.ssl_keyfile)
     bound = bind(settings.host, settings.port)
 
     def planned(plan: Plan) -> None:

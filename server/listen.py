@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import errno
 import socket
+import ssl
+from pathlib import Path
 
 from config.errors import ConfigError
 
@@ -41,9 +43,22 @@ def refusal(error: OSError, host: str, port: int) -> ConfigError:
     return ConfigError(f"cannot listen on {host} port {port}: {(error.strerror or str(error)).lower()}")
 
 
-def url_of(bound: socket.socket) -> str:
+def check_tls(certfile: Path | None, keyfile: Path | None) -> None:
+    """Raises ConfigError for a certificate or key that cannot be used."""
+    if certfile is None:
+        if keyfile is not None:
+            raise ConfigError("--ssl-keyfile needs --ssl-certfile")
+        return
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certfile, keyfile)
+    except OSError as error:  # ssl.SSLError is one
+        reason = error.strerror or str(error)
+        raise ConfigError(f"--ssl-certfile {certfile}, --ssl-keyfile {keyfile}: {reason.lower()}") from None
+
+
+def url_of(bound: socket.socket, scheme: str = "http") -> str:
     """Where a client on this machine reaches the socket."""
     host, port = bound.getsockname()[:2]
     if host in ("0.0.0.0", "::"):
         host = "127.0.0.1"
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

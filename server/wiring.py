@@ -5,10 +5,12 @@ Runs in the event loop that it will serve from. Importing it is slow, so `server
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import json
 import logging
 import math
+import signal
 import socket
 from collections.abc import Callable
 from functools import partial
@@ -43,9 +45,11 @@ from server.startup import Phases
 from server.state import ServerState
 from server.structured.compiler import GrammarCompiler, GrammarLimits
 from server.structured.vocabulary import Vocabulary
+from server.supervisor import leave, tell
 from server.tokenize import Tokenizing
 from server.tools.formats import FORMATS, taught_by
 from server.tracing import Tracer
+from server.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from models.roofline import Roofline
@@ -93,16 +97,40 @@ async def run(
     state = _state(settings, model, template, engine, metrics, phases, cache, keys)
     engine.start()
     state.tokenizing.warm_up()
-    daemon = Daemon(create_app(state), state, settings.shutdown_timeout)
+    daemon = Daemon(
+        create_app(state), state, settings.shutdown_timeout, settings.ssl_certfile, settings.ssl_keyfile
+    )
+    watchdog = Watchdog(engine, settings.step_timeout or math.inf)
     # What was made at start lives as long as the process: the collector need not look at it again.
     gc.collect()
     gc.freeze()
-    ready(url_of(bound))
+    if settings.api_key_file is not None:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _reload, keys)
+    watchdog.start()
+    ready(url_of(bound, "http" if settings.ssl_certfile is None else "https"))
+    tell("READY=1")
     await daemon.serve(sockets=[bound])
+    watchdog.stop()
     if state.tracer is not None:
         state.tracer.close()
+    if engine.busy:  # a step that does not end would keep the process
+        leave(0)
     if cache is not None:
         cache.save_at_end()
+    if not daemon.clean:
+        leave(0)
+
+
+def _reload(keys: KeyRing) -> None:
+    """On SIGHUP."""
+
+    def reload() -> None:
+        try:
+            logger.info("%d API keys are valid now", keys.reload())
+        except ConfigError as error:
+            logger.error("the API keys stay as they were: %s", error)
+
+    asyncio.get_running_loop().run_in_executor(None, reload)
 
 
 def _roofline(model: Model) -> Roofline | None:

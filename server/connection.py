@@ -1,0 +1,64 @@
+"""uvicorn's HTTP/1.1 connection, with bounds on what a stranger can make it hold.
+
+A request's head has to come whole, in time and in few bytes; so does everything between two pieces of a body. Trailers,
+which would pass for headers that nobody in front of the server has looked at, are dropped. Owned by the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+MAX_HEAD_BYTES = 64 << 10
+HEAD_SECONDS = 20.0
+
+
+class Connection(HttpToolsProtocol):
+    """Closed, after a 400, when its bounds are passed."""
+
+    _head_timer: asyncio.TimerHandle | None = None
+    _in_head = True
+    _held_bytes = 0  # received since the head or a piece of the body was last complete
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._expect_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._head_arrived()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        self._held_bytes += len(data)
+        super().data_received(data)
+        if self._held_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+            self.send_400_response("The head of the request is too large.")
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._expect_head()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_head:
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._head_arrived()
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._held_bytes = 0
+        super().on_body(body)
+
+    def _expect_head(self) -> None:
+        self._head_arrived()
+        self._in_head = True
+        self._head_timer = self.loop.call_later(HEAD_SECONDS, self.transport.close)
+
+    def _head_arrived(self) -> None:
+        self._held_bytes, self._in_head = 0, False
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
