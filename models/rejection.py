@@ -87,7 +87,17 @@ def verify(logits: F32, sampling: SamplingBatch, drafts: Sequence[Drafts]) -> I3
     has the prefix: so what is to be kept of a path are its tokens up to the first that its row does not have, and that
     row's token. Rows that cannot be reached have some token. Rows without drafts have the sampler's.
     """
-    tokens = torch_sampler.sample(torch.from_numpy(logits), replace(sampling, num_logprobs=-1)).tokens
+    tokens: I32 = logits.argmax(axis=1).astype(np.int32)
+    drafted = [
+        first + row
+        for paths, firsts, _ in drafts
+        for path, first in zip(paths, firsts, strict=True)
+        for row in range(len(path) + 1)
+    ]
+    others = np.setdiff1d(np.arange(len(tokens)), drafted)
+    if others.size:
+        unreported = replace(sampling.rows(others), num_logprobs=-1)
+        tokens[others] = torch_sampler.sample(torch.from_numpy(logits[others]), unreported).tokens
     level = [_tree(*draft) for draft in drafts]
     while level:
         level.sort(key=lambda node: node.rows[0])
