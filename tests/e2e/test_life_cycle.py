@@ -141,6 +141,7 @@ def code_of(event: str) -> str:
     return str(json.loads(event)["error"]["code"])
 
 
+@pytest.mark.case(48)
 def test_sigterm_lets_answers_finish_while_new_ones_are_refused(tmp_path: Path) -> None:
     with started(tmp_path, "--max-num-seqs", "20", "--kv-memory", "256MiB") as daemon:
         daemon.wait_until_ready()
@@ -161,6 +162,7 @@ def test_sigterm_lets_answers_finish_while_new_ones_are_refused(tmp_path: Path) 
         assert "Traceback" not in daemon.log.read_text()
 
 
+@pytest.mark.case(48)
 def test_after_the_grace_answers_end_with_an_error_event(tmp_path: Path) -> None:
     with started(tmp_path, "--shutdown-timeout", "0.5", "--max-num-seqs", "2") as daemon:
         daemon.wait_until_ready()
@@ -176,6 +178,7 @@ def test_after_the_grace_answers_end_with_an_error_event(tmp_path: Path) -> None
         assert "Traceback" not in daemon.log.read_text()
 
 
+@pytest.mark.case(48)
 def test_a_second_signal_is_quick_and_quiet(tmp_path: Path) -> None:
     with started(tmp_path) as daemon:
         daemon.wait_until_ready()
@@ -191,6 +194,7 @@ def test_a_second_signal_is_quick_and_quiet(tmp_path: Path) -> None:
         assert "Error" not in log
 
 
+@pytest.mark.case(48)
 def test_a_signal_while_the_model_loads_ends_it_at_once(tmp_path: Path) -> None:
     with started(tmp_path) as daemon:
         assert daemon.process.stdout is not None
@@ -261,6 +265,7 @@ def test_files_that_cannot_be_used_are_a_mistake_found_at_once(
     assert error.count("\n") == 1
 
 
+@pytest.mark.case(38)
 def test_a_step_that_does_not_end_turns_ready_red_then_ends_the_process(tmp_path: Path) -> None:
     with started(tmp_path, "--step-timeout", "4", fault="time.sleep(60)") as daemon:
         daemon.wait_until_ready()
@@ -286,6 +291,7 @@ def test_a_step_that_does_not_end_turns_ready_red_then_ends_the_process(tmp_path
         assert "in run" in log, "the stack of the model's thread"
 
 
+@pytest.mark.case(38)
 def test_an_engine_that_gives_up_ends_the_process(tmp_path: Path) -> None:
     with started(tmp_path, fault='raise RuntimeError("broken")') as daemon:
         daemon.wait_until_ready()

@@ -26,6 +26,7 @@ def refused(tools: Any, bench: Any, request_id: str, **fields: Any) -> QueueFull
     return full.value
 
 
+@pytest.mark.case(35)
 def test_what_would_wait_too_long_is_refused_and_told_when_to_come_back(tools: Any) -> None:
     async def test(bench: Any) -> None:
         await measured(tools, bench)  # 8 in 8 seconds
@@ -70,6 +71,7 @@ def test_a_batch_is_measured_by_its_first_place(tools: Any) -> None:
     tools.run_engine(test, max_num_seqs=8, max_queue_delay=0.5)
 
 
+@pytest.mark.case(35)
 def test_no_owner_fills_the_queue_of_all(tools: Any) -> None:
     async def test(bench: Any) -> None:
         bench.hold()

@@ -71,6 +71,7 @@ def test_a_file_that_cannot_be_used_is_one_line_without_what_is_in_it(file: Path
     assert "secret" not in str(error.value)
 
 
+@pytest.mark.case(42)
 def test_an_empty_file_lets_nobody_in(file: Path, serving: Any) -> None:
     file.write_text("# nobody yet\n")
     with serving(key_file=file) as server:
@@ -78,6 +79,7 @@ def test_an_empty_file_lets_nobody_in(file: Path, serving: Any) -> None:
         assert server.http.get("/health").status_code == 200
 
 
+@pytest.mark.case(42)
 def test_keys_change_while_the_server_runs(file: Path, serving: Any, capsys: pytest.CaptureFixture[str]) -> None:
     first = new(capsys, file, "first")
     with serving(key_file=file, api_keys=("from the command line",)) as server:
