@@ -15,6 +15,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -45,22 +46,29 @@ TOOLS: Any = [
 ]
 
 
+@contextmanager
+def daemon() -> Iterator[str]:
+    """A daemon of one's own; its URL."""
+    command = [sys.executable, "-m", "server.cli", "serve", "--port", "0", "--kv-memory", "512MiB"]
+    with subprocess.Popen(command, cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, text=True) as process:
+        watchdog = threading.Timer(180, process.kill)  # a first start compiles the kernels
+        watchdog.start()
+        assert process.stdout is not None
+        ready = next((line for line in process.stdout if line.startswith("ready in")), "")
+        watchdog.cancel()
+        watchdog.join()
+        try:
+            assert ready
+            yield ready.split()[-1]
+        finally:
+            process.terminate()
+    assert process.returncode == 0
+
+
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    """A daemon of its own."""
-    command = [sys.executable, "-m", "server.cli", "serve", "--port", "0", "--kv-memory", "512MiB"]
-    process = subprocess.Popen(command, cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, text=True)
-    watchdog = threading.Timer(180, process.kill)  # a first start compiles the kernels
-    watchdog.start()
-    assert process.stdout is not None
-    ready = next((line for line in process.stdout if line.startswith("ready in")), "")
-    watchdog.cancel()
-    watchdog.join()
-    assert ready
-    yield ready.split()[-1]
-    process.terminate()
-    assert process.wait(timeout=60) == 0
-    process.stdout.close()
+    with daemon() as url:
+        yield url
 
 
 @pytest.fixture(scope="module")
@@ -133,6 +141,19 @@ def test_small_talk_is_answered_by_a_valid_call_when_one_is_required(client: ope
             call.function.arguments  # type: ignore[union-attr]
             for call in answer.message.tool_calls
         ]
+
+
+def test_a_seeded_answer_is_the_same_after_a_restart(url: str) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": WEATHER}}
+    messages = [{"role": "user", "content": "What is the weather like?"}]
+
+    def asked(url: str) -> list[Any]:
+        fields: dict[str, Any] = {"messages": messages, "seed": -(2**63), "max_tokens": 30, "logprobs": True}
+        return [ask(url, **fields)["choices"], ask(url, **fields, n=2, response_format=form)["choices"]]
+
+    before = asked(url)
+    with daemon() as again:
+        assert asked(again) == before
 
 
 def test_constrained_neighbours_change_no_bit_of_an_answer(url: str) -> None:
