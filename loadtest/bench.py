@@ -84,6 +84,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (RuntimeError, ValueError, KeyError, OSError, argparse.ArgumentTypeError) as error:
         console.print(f"loadtest: {error}", markup=False, soft_wrap=True)
         return 1
+    except KeyboardInterrupt:
+        return 130
 
 
 def _parser() -> argparse.ArgumentParser:
