@@ -28,11 +28,12 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One line. A dashed one is a bound, not something measured."""
+    """One line. A dashed one is a bound, not something measured; a scattered one is its points alone."""
 
     name: str
     points: Sequence[tuple[float, float]]
     dashed: bool = False
+    scattered: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +89,7 @@ def chart(title: str, x: Axis, y: Axis, series: Sequence[Series]) -> str:
     ends = _spread([scale_y(one.points[-1][1]) for one in series if one.points])
     for one, end, colour in zip((one for one in series if one.points), ends, COLOURS * len(series), strict=False):
         places = [(scale_x(a), scale_y(b)) for a, b in one.points]
-        parts += _line(places, colour, one.dashed)
+        parts += _line(places, colour, one)
         parts.append(_text(places[-1][0] + 8, end + 4, one.name, colour=colour))
     return "\n".join([*parts, "</svg>"]) + "\n"
 
@@ -116,11 +117,13 @@ def _spread(places: Sequence[float], least: float = 13.0) -> list[float]:
     return moved
 
 
-def _line(places: Sequence[tuple[float, float]], colour: str, dashed: bool) -> list[str]:
+def _line(places: Sequence[tuple[float, float]], colour: str, one: Series) -> list[str]:
     path = " ".join(f"{a:.1f},{b:.1f}" for a, b in places)
-    dash = ' stroke-dasharray="5 4"' if dashed else ""
+    dash = ' stroke-dasharray="5 4"' if one.dashed else ""
     parts = [f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"{dash}/>']
-    if not dashed:
+    if one.scattered:
+        parts = []
+    if not one.dashed:
         parts += [f'<circle cx="{a:.1f}" cy="{b:.1f}" r="3" fill="{colour}"/>' for a, b in places]
     return parts
 

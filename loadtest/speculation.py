@@ -41,6 +41,8 @@ QUICK_TOKENS = 24
 BFLOAT16 = ("--quantization", "none", "--dtype", "bfloat16")
 QUIET = ("--kv-memory", "512MiB", "--log-level", "warning", "--max-queue-delay", "inf")
 CHAIN, TREE = {"num_speculative_tokens": 6}, {"num_speculative_tokens": 3, "branches": 2}  # six drafted rows each
+BOTH = {"chain of 6": CHAIN, "tree of 2 x 3": TREE}
+CHAINS = {f"chain of {tokens}": {"num_speculative_tokens": tokens} for tokens in (2, 4, 6)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,7 @@ METHODS: tuple[tuple[str, Mapping[str, Any], Sequence[str], Mapping[Set, float |
         BFLOAT16,
         {SINGLE: 1.25},
     ),
-    ("lookahead", {"method": "lookahead"}, (), {REPEATING: None, SINGLE: None}),
+    ("lookahead", {"method": "lookahead"}, (), {Set("repeats", 4, 1): None, SINGLE: None}),
 )
 SELF = {"method": "self", "quantization": "int4"}
 
@@ -185,29 +187,22 @@ def ratios(
 
 
 def lengths(quick: bool) -> Iterator[dict[str, Any]]:
-    """Tokens a verification gave, with drafts of full length: chains and trees of as many drafted rows."""
-    model = {"method": "draft_model", "model": str(default_model()), "quantization": "int4"}
-    for name, config, flags in (
-        ("self", SELF, BFLOAT16),
-        ("draft_model", model, BFLOAT16),
-        ("lookahead", {"method": "lookahead"}, ()),
-        ("ngram", {"method": "ngram"}, ()),
+    """Tokens that a verification gives and the throughput, with drafts of full length: chains and trees."""
+    drafter = {"method": "draft_model", "model": str(default_model()), "quantization": "int4"}
+    for name, config, flags, shapes in (
+        ("none", None, BFLOAT16, {"-": {}}),
+        ("self", SELF, BFLOAT16, BOTH),
+        ("draft_model", drafter, BFLOAT16, BOTH),
+        ("none", None, (), {"-": {}}),
+        ("lookahead", {"method": "lookahead"}, (), BOTH),
+        ("ngram", {"method": "ngram"}, (), CHAINS),
     ):
-        for shape, keys in {"chain of 6": CHAIN, "tree of 2 x 3": TREE}.items():
-            if name == "ngram" and keys is TREE:  # it has one guess
-                continue
-            with started(flags, {**config, **keys, "adaptive": False}) as server:
-                for asked in (SINGLE, replace(REPEATING, requests=4)):
+        for shape, keys in shapes.items():
+            with started(flags, config and {**config, **keys, "adaptive": False}) as server:
+                for asked in (replace(SINGLE, requests=1), replace(REPEATING, requests=2)):
                     figures, seen, _ = run(server, asked, 0, quick)
-                    speed = figures.output_tokens_per_second
-                    yield {
-                        "name": name,
-                        "shape": shape,
-                        "set": asked.kind,
-                        "drafted": seen,
-                        "speed": speed,
-                        "keys": keys,
-                    }
+                    row = {"name": name, "shape": shape, "set": asked.kind, "drafted": seen, "keys": keys}
+                    yield row | {"bfloat16": bool(flags), "speed": figures.output_tokens_per_second}
 
 
 def rules(quick: bool) -> Iterator[dict[str, Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from loadtest.plots import Axis, Series, chart
@@ -11,7 +11,7 @@ from loadtest.ratios import Row, markdown
 from loadtest.scaling import image
 from loadtest.speculation_theory import simulate, speedup, tokens_of_chain
 
-DRAFTED = (1, 2, 4, 8)  # lengths of chains that are drawn
+DRAFTED = (2, 4, 6)  # lengths of chains that are drawn
 SHARES = [share / 20 for share in range(21)]
 SECOND = (0.2, 0.5)  # how often a second choice is right where the first is wrong
 
@@ -34,36 +34,28 @@ def acceptance(drafted: Mapping[str, float], tokens: int) -> float:
 def charts(content: dict[str, Any]) -> dict[str, str]:
     """SVG documents by name."""
     costs = dict(content["costs"])
-    chains = [row for row in content["lengths"] if row["shape"].startswith("chain")]
-    measured = [(acceptance(row["drafted"], 6), mean_length(row["drafted"])) for row in chains]
-    rules = [(acceptance(row["drafted"], row["tokens"]), mean_length(row["drafted"])) for row in content["rules"]]
     across = Axis("share of drafted tokens accepted")
+    chains = [row for row in content["lengths"] if row["shape"].startswith("chain")]
+    free = [row for row in chains if not row["bfloat16"]]  # a drafting model's time is not in the step's
     return {
         "speculation-tokens": chart(
             "Tokens a step by acceptance and draft length K",
             across,
             Axis("tokens a step"),
-            [
-                *(
-                    Series(f"theory, K = {drafted}", [(a, tokens_of_chain(a, drafted)) for a in SHARES], dashed=True)
-                    for drafted in (1, 2, 4, 6)
-                ),
-                Series("measured, K = 6", sorted(measured)),
-                Series("measured, K = 4", sorted(rules)),
-            ],
+            [Series(f"theory, K = {k}", [(a, tokens_of_chain(a, k)) for a in SHARES], dashed=True) for k in DRAFTED]
+            + [_scattered(chains, k, [mean_length(row["drafted"]) for row in chains]) for k in DRAFTED],
         ),
         "speculation-speedup": chart(
-            "Speedup of one stream by acceptance and K, drafting for nothing",
+            "Speedup of one stream where drafting costs nothing (ngram)",
             across,
             Axis("times"),
             [
                 Series(
-                    f"K = {drafted}",
-                    [(a, speedup(tokens_of_chain(a, drafted), (drafted,), costs)) for a in SHARES],
-                    dashed=True,
+                    f"theory, K = {k}", [(a, speedup(tokens_of_chain(a, k), (k,), costs)) for a in SHARES], dashed=True
                 )
-                for drafted in DRAFTED
-            ],
+                for k in DRAFTED
+            ]
+            + [_scattered(free, k, [times(row, content["lengths"]) for row in free]) for k in DRAFTED],
         ),
         "speculation-tree": chart(
             "Simulated: a chain of 6 against 2 branches of 3",
@@ -75,6 +67,22 @@ def charts(content: dict[str, Any]) -> dict[str, str]:
             ],
         ),
     }
+
+
+def _scattered(rows: Sequence[Any], drafted: int, heights: Sequence[float]) -> Series:
+    """Chains of one length, each where its acceptance is."""
+    points = [
+        (acceptance(row["drafted"], drafted), height)
+        for row, height in zip(rows, heights, strict=True)
+        if row["keys"]["num_speculative_tokens"] == drafted
+    ]
+    return Series(f"measured, K = {drafted}", sorted(points), scattered=True)
+
+
+def times(row: Mapping[str, Any], rows: Sequence[Any]) -> float:
+    """Throughput against that of the same requests without drafts."""
+    without = (one for one in rows if one["name"] == "none" and one["set"] == row["set"])
+    return float(row["speed"] / next(one["speed"] for one in without if one["bfloat16"] == row["bfloat16"]))
 
 
 def body(content: dict[str, Any]) -> str:
@@ -97,12 +105,16 @@ def body(content: dict[str, Any]) -> str:
                 *(f"{min(each):.2f} - {max(each):.2f}", wanted, f"{mean_length(row['drafted']):.2f}"),
             )
         )
-    shapes: list[Row] = [("method", "set", "draft", "tokens a step", "acceptance", "theory", "tok/s")]
+    shapes: list[Row] = [("method", "set", "draft", "acceptance", "tokens a step", "theory", "tok/s", "times")]
     for row in content["lengths"]:
-        share = acceptance(row["drafted"], row["keys"]["num_speculative_tokens"])
-        theory = f"{tokens_of_chain(share, 6):.2f}" if row["shape"].startswith("chain") else "-"
-        length = f"{mean_length(row['drafted']):.2f}"
-        shapes.append((row["name"], row["set"], row["shape"], length, f"{share:.0%}", theory, f"{row['speed']:.0f}"))
+        theory = found = "-"
+        if row["shape"].startswith("chain"):
+            drafted = row["keys"]["num_speculative_tokens"]
+            share = acceptance(row["drafted"], drafted)
+            found, theory = f"{share:.0%}", f"{tokens_of_chain(share, drafted):.2f}"
+        name = f"{row['name']}, bfloat16" if row["bfloat16"] else row["name"]
+        given = (f"{mean_length(row['drafted']):.2f}", theory, f"{row['speed']:.0f}")
+        shapes.append((name, row["set"], row["shape"], found, *given, f"{times(row, content['lengths']):.2f}x"))
     rules: list[Row] = [("rule", "temperature", "acceptance", "tokens a step", "theory", "tok/s")]
     for row in content["rules"]:
         share = acceptance(row["drafted"], row["tokens"])

@@ -75,20 +75,21 @@ def test_the_document_has_every_figure_and_says_which_goals_were_reached() -> No
     drafted = {"acceptance_length_count": 40, "acceptance_length_sum": 100, "acceptance_length_bucket 6": 20}
     asked = {"kind": "single", "requests": 2, "concurrency": 1}
     row = {"name": "ngram", "set": asked, "pairs": [(100, 130), (100, 150), (50, 60)], "drafted": drafted}
-    shape = {"name": "self", "shape": "chain of 6", "set": "single", "keys": CHAIN, "drafted": drafted, "speed": 80}
+    plain = {"name": "none", "shape": "-", "set": "single", "drafted": {}, "speed": 40, "bfloat16": False, "keys": {}}
+    chain = plain | {"name": "ngram", "shape": "chain of 6", "drafted": drafted, "speed": 80, "keys": CHAIN}
     content = {
         "machine": {"processor": "A processor", "cpus": 2},
         "quick": False,
         "repetitions": 3,
         "costs": [[1, 0.005], [16, 0.02]],
         "ratios": [row | {"wanted": wanted} for wanted in (1.25, 1.4, None)],
-        "lengths": [shape],
+        "lengths": [plain, *(chain | {"keys": {"num_speculative_tokens": k}} for k in (2, 4)), chain],
         "rules": [{"rule": "keyed", "temperature": 0.7, "drafted": drafted, "speed": 70, "tokens": 4}],
     }
     text = body(content)
     assert "| ngram | single, 1 at once | 100 | 130 | 1.30x | 1.20 - 1.50 | 1.25x reached | 2.50 |" in text
     assert "1.4x missed" in text
-    assert "| self | single | chain of 6 | 2.50 | 75% | 3.47 | 80 |" in text
+    assert "| ngram | single | chain of 6 | 75% | 2.50 | 3.47 | 80 | 2.00x |" in text
     drawings = charts(content)
     assert all(f"plots/{name}.svg" in text for name in drawings)
     for drawing in drawings.values():
