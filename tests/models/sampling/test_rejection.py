@@ -196,16 +196,6 @@ def test_at_temperature_0_the_largest_logit_is_taken_whatever_was_drafted() -> N
         assert list(output) == best[4 * i : 4 * i + len(output)].tolist()
 
 
-def test_a_certain_drafter_of_a_certain_target_is_always_right() -> None:
-    logits = np.full((3, 6), -INF, np.float32)
-    logits[:, 2] = 4
-    q = np.tile(np.eye(6, dtype=np.float32)[2], (2, 1))
-    path = np.array([2, 2], np.int32)
-    batch = make_batch(3, temperature=1.0)
-    for given in (None, [q]):
-        assert verify(logits, batch, [([path], [0], given)]).tolist() == [2, 2, 2]
-
-
 def test_a_token_that_is_forbidden_is_never_accepted() -> None:
     count = 2000
     logits = np.zeros((2 * count, 4), np.float32)
