@@ -35,6 +35,7 @@ from models.sampling_state import SamplingState
 from scheduler.engine import Engine
 from scheduler.limits import Limits
 from server.app import create_app
+from server.connection import Connection
 from server.keys import KeyRing
 from server.metrics import Metrics
 from server.protocol.checks import ServerLimits
@@ -331,7 +332,7 @@ def serve(
             **options,
         )
         engine.start()
-        config = uvicorn.Config(create_app(state), http="httptools", ws="none", log_config=None, access_log=False)
+        config = uvicorn.Config(create_app(state), http=Connection, ws="none", log_config=None, access_log=False)
         server = uvicorn.Server(config)
         parts.extend([state, asyncio.get_running_loop(), server])
         ready.set()
