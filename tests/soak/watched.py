@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import urllib.request
@@ -102,9 +103,9 @@ def watched(flags: Sequence[str]) -> Iterator[Watched]:
     """The daemon that can be made to fail, for as long as the block lasts. Raises RuntimeError."""
     program = str(Path(__file__).with_name("faulty.py"))
     command = [sys.executable, program, "serve", "--port", "0", "--open-metrics", *flags]
-    process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )
+    log = Path(tempfile.gettempdir()) / "octavo-soak.log"
+    with log.open("w") as errors:
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True)
     timer = threading.Timer(START_SECONDS, process.kill)
     timer.start()
     assert process.stdout is not None
@@ -112,11 +113,11 @@ def watched(flags: Sequence[str]) -> Iterator[Watched]:
     timer.cancel()
     try:
         if last is None:
-            raise RuntimeError(f"the daemon did not start: exit code {process.wait()}")
+            raise RuntimeError(f"the daemon did not start: exit code {process.wait()}; see {log}")
         yield Watched(process, last.split()[-1])
         process.terminate()
         if code := process.wait(timeout=60):
-            raise RuntimeError(f"the daemon ended with exit code {code}")
+            raise RuntimeError(f"the daemon ended with exit code {code}; see {log}")
     finally:
         process.kill()
         process.wait()
