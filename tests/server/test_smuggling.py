@@ -75,6 +75,7 @@ CHUNKED = b"%x\r\n%s\r\n0\r\n\r\n" % (len(BODY), BODY)
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + HIDDEN,
     ],
 )
+@pytest.mark.case(53)
 def test_what_could_be_read_in_two_ways_is_refused_and_the_connection_closed(server: Any, data: bytes) -> None:
     answer = exchange(server, data)
     assert statuses(answer) == [400], answer
@@ -109,6 +110,7 @@ def test_requests_in_one_packet_are_each_answered_in_order(server: Any) -> None:
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("method", [b"GET", b"HEAD", b"POST", b"OPTIONS", b"TRACE"])
+@pytest.mark.case(42)
 def test_no_path_gets_around_the_key(keyed: Any, method: bytes, target: bytes) -> None:
     answer = exchange(keyed, method + b" " + target + b" HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
     assert statuses(answer)[0] in (400, 401), answer
@@ -133,6 +135,7 @@ def test_a_request_to_become_another_protocol_is_an_ordinary_one(server: Any) ->
         (post(b"Transfer-Encoding: chunked", body=b"1\r\n{\r\n0\r\nX-Trailer: "), b"a" * 1024),
     ],
 )
+@pytest.mark.case(53)
 def test_a_head_or_trailer_without_end_is_cut_off(server: Any, start: bytes, filler: bytes) -> None:
     with socket.create_connection(("127.0.0.1", server.port), timeout=5) as raw:
         sent = raw.send(start)
@@ -142,6 +145,7 @@ def test_a_head_or_trailer_without_end_is_cut_off(server: Any, start: bytes, fil
         assert sent < 8 << 20
 
 
+@pytest.mark.case(53)
 def test_a_head_that_does_not_come_is_not_waited_for(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "HEAD_SECONDS", 0.2)
     for beginning in (b"", b"GET /health HTTP/1.1\r\nHost"):
