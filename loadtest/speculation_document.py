@@ -46,7 +46,7 @@ def charts(content: dict[str, Any]) -> dict[str, str]:
             + [_scattered(chains, k, [mean_length(row["drafted"]) for row in chains]) for k in DRAFTED],
         ),
         "speculation-speedup": chart(
-            "Speedup of one stream where drafting costs nothing (ngram)",
+            "Speedup of one stream where drafting costs nothing",
             across,
             Axis("times"),
             [
