@@ -45,7 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--serve", default="", metavar="FLAGS", help="model and flags for the daemon")
     options = parser.parse_args(arguments)
-    with daemon([*shlex.split(options.serve), "--no-enable-prefix-caching"]) as server:
+    flags = ["--no-enable-prefix-caching", "--max-queue-delay", "inf"]  # no answer twice, none refused
+    with daemon([*shlex.split(options.serve), *flags]) as server:
         rounds = [
             _round(server, list(make("chat", options.requests, 1 + number)), options.concurrency)
             for number in range(options.rounds)

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from server.answer import object_response
 from server.body import read_json
 from server.conversing import begin, chat_request, prompt_of
-from server.errors import APIError, InternalError, InvalidRequest, UnsupportedField, renaming, shown
+from server.errors import APIError, InternalError, InvalidRequest, UnsupportedField, bounded, renaming, shown
 from server.generation import ClientGone, Generation
 from server.protocol.chat import ChatCompletionRequest
 from server.protocol.responses import RENAMED, ResponseRequest, chat_of
@@ -72,18 +72,21 @@ def router(state: ServerState) -> APIRouter:
         return object_response({"object": "response.input_tokens", "input_tokens": len(tokens)}, headers=headers)
 
     @routes.get("/v1/responses/{response_id}")
-    async def retrieve(response_id: str, stream: bool = False) -> Response:
+    async def retrieve(request: Request, response_id: str, stream: bool = False) -> Response:
         if stream:
             raise UnsupportedField("'stream' is not supported: what was streamed once is not kept.", param="stream")
+        _refuse_other(request, "stream")
         return object_response(store.get(response_id).body())
 
     @routes.get("/v1/responses/{response_id}/input_items")
     async def input_items(
+        request: Request,
         response_id: str,
         limit: Annotated[int, Query(ge=1, le=100)] = 20,
         order: Literal["asc", "desc"] = "desc",
         after: str | None = None,
     ) -> Response:
+        _refuse_other(request, "limit", "order", "after")
         items = store.get(response_id).input_items()
         if order == "desc":
             items.reverse()
@@ -110,6 +113,13 @@ def router(state: ServerState) -> APIRouter:
         return object_response({"id": response_id, "object": "response", "deleted": True})
 
     return routes
+
+
+def _refuse_other(request: Request, *known: str) -> None:
+    """Refuse parameters of the query that are not known."""
+    for name in request.query_params:
+        if name not in known:
+            raise UnsupportedField(f"The parameter {shown(name)} is not supported.", param=bounded(name, 60))
 
 
 async def _collect(work: Generation, writer: ResponseWriter) -> None:

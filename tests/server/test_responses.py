@@ -175,7 +175,9 @@ def test_responses_are_kept_until_deleted(server: Any, client: openai.OpenAI) ->
         client.responses.retrieve(forgotten.id)
     streamed = events(server, input="Hello")[-1]["response"]
     assert server.http.get(f"{PATH}/{streamed['id']}").json() == streamed
-    assert server.error(server.http.get(f"{PATH}/{streamed['id']}?stream=true"), 400)["param"] == "stream"
+    for query in ("stream=true", "starting_after=3", "include[]=reasoning.encrypted_content"):
+        error = server.error(server.http.get(f"{PATH}/{streamed['id']}?{query}"), 400)
+        assert (error["param"], error["code"]) == (query.partition("=")[0], "unsupported_parameter")
 
 
 def test_another_key_does_not_find_a_response(serving: Any) -> None:
@@ -213,6 +215,7 @@ def test_what_was_asked_is_listed(server: Any, client: openai.OpenAI, valid: Cal
     valid("ResponseItemList", server.http.get(f"{PATH}/{made.id}/input_items").json())
     assert server.error(server.http.get(f"{PATH}/{made.id}/input_items?limit=0"), 400)["param"] == "limit"
     assert server.error(server.http.get(f"{PATH}/{made.id}/input_items?after=x"), 400)["param"] == "after"
+    assert server.error(server.http.get(f"{PATH}/{made.id}/input_items?before=x"), 400)["param"] == "before"
     assert server.error(server.http.get(f"{PATH}/nothing/input_items"), 404)
 
 
