@@ -179,11 +179,14 @@ class GrammarCompiler:
         """In a thread."""
         from llguidance import LLTokenizer
 
+        from server.structured.vocabulary import SLICES
+
         try:
             vocabulary = self._vocabulary_of_model()
         except ValueError as error:
             raise UnsupportedField(f"This model cannot follow grammars: {error}.") from None
-        return vocabulary, LLTokenizer(vocabulary, eos_token=vocabulary.eos_token_ids)  # type: ignore[arg-type]
+        tokenizer = LLTokenizer(vocabulary, eos_token=vocabulary.eos_token_ids, slices=SLICES)  # type: ignore[arg-type]
+        return vocabulary, tokenizer
 
     def _refusal(self, verdict: Verdict) -> Refusal | None:
         limits = self._limits

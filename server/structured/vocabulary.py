@@ -13,6 +13,10 @@ if TYPE_CHECKING:
 
     from server.detokenize import Decoding
 
+# Texts whose tokens are masked at once where all of them may come; the short ones for strings near their `maxLength`.
+_LETTER = r'[^"\\\x00-\x1F\x7F]'
+SLICES = [r"[ \n\r\t]+", *(f"{_LETTER}{{1,{most}}}" for most in (3, 6, 10, 20, 30)), f"{_LETTER}+"]
+
 
 class Vocabulary:
     """Bytes, special tokens and ends of a vocabulary. Ids without a token are never allowed.
