@@ -61,7 +61,7 @@ def test_the_age_of_a_request_goes_on_after_its_end(server: Any) -> None:
 
 
 def test_the_map_is_there_when_it_is_asked_for(server: Any) -> None:
-    server.complete(list(range(2, 40)), max_tokens=2)
+    server.complete(list(range(60, 100)), max_tokens=2, cache_salt="map")
     assert server.http.get("/debug/cache").json()["map"] is None
     view = server.http.get("/debug/cache?cells=1024").json()
     assert view["map"]["pages_per_cell"] == 1

@@ -74,9 +74,15 @@ class Page:
         self.value(f"document.querySelector({json.dumps(selector)}).focus()")
         self.send("Input.insertText", text=text)
 
-    def picture(self) -> bytes:
-        """A PNG of the whole page."""
-        return base64.b64decode(self.send("Page.captureScreenshot", captureBeyondViewport=True)["data"])
+    def picture(self, width: int) -> bytes:
+        """A PNG of the whole page, as a window of that width shows it."""
+        for _ in range(2):  # so high that nothing is left to scroll
+            height = self.value("document.documentElement.scrollHeight")
+            self.send(
+                "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False
+            )
+            self.value("new Promise((drawn) => requestAnimationFrame(() => requestAnimationFrame(drawn))), 0")
+        return base64.b64decode(self.send("Page.captureScreenshot")["data"])
 
     def close(self) -> None:
         os.close(self._write)  # which ends Chromium
