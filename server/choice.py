@@ -10,7 +10,7 @@ Owned by the task that answers the request. Knows nothing of JSON.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -38,6 +38,18 @@ class Delta(NamedTuple):
     finish_reason: str | None
     stop: str | int | None = None  # the stop string or the client's own stop token that ended it
     parts: list[Part] | None = None  # what it is made of, when it is more than text; `text` is then only the text in it
+
+
+def merged(deltas: Sequence[Delta]) -> Delta:
+    """All that was added to a choice, from the first to the last."""
+    return Delta(
+        "".join([delta.text for delta in deltas]),
+        [record for delta in deltas for record in delta.records],
+        [token for delta in deltas for token in delta.tokens],
+        deltas[-1].finish_reason,
+        deltas[-1].stop,
+        None if deltas[-1].parts is None else joined([part for delta in deltas for part in delta.parts or ()]),
+    )
 
 
 @dataclass(frozen=True, slots=True)

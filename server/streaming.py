@@ -15,11 +15,11 @@ from collections.abc import AsyncIterator, Mapping
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from server.choice import Delta, merged
 from server.errors import APIError, InternalError
 from server.exchange import note_error
 from server.generation import ClientGone, Generation
 from server.replies.chunks import KEEP_ALIVE, AnswerWriter
-from server.replies.head import Collected
 
 logger = logging.getLogger(__name__)
 
@@ -30,14 +30,14 @@ HEADERS = (
 )
 
 
-async def collected(generation: Generation, receive: Receive) -> list[Collected]:
+async def collected(generation: Generation, receive: Receive) -> list[Delta]:
     """All of an answer, choice by choice. Raises ClientGone when the client leaves first."""
-    answers = [Collected() for _ in generation.choices]
+    answers: list[list[Delta]] = [[] for _ in generation.choices]
     async with watched(generation, receive), contextlib.aclosing(generation.deltas()) as deltas:
         async for news in deltas:
             for choice, delta in news:
-                answers[choice.index].add(delta)
-    return answers
+                answers[choice.index].append(delta)
+    return [merged(deltas) for deltas in answers]
 
 
 async def left(receive: Receive) -> None:

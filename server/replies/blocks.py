@@ -17,7 +17,7 @@ import orjson
 from server.choice import Choice, Delta, TokenRecord
 from server.errors import APIError
 from server.generation import Generation
-from server.replies.head import Collected, new_id
+from server.replies.head import new_id
 
 Event = dict[str, Any]
 Kind = Literal["text", "reasoning", "call"]
@@ -72,8 +72,8 @@ class BlockWriter(ABC):
         """What follows the last delta."""
         return b""
 
-    def whole(self, generation: Generation, answers: Sequence[Collected]) -> bytes:
-        self.events(generation, generation.choices[0], answers[0].delta())
+    def whole(self, generation: Generation, answers: Sequence[Delta]) -> bytes:
+        self.events(generation, generation.choices[0], answers[0])
         return orjson.dumps(self.body(generation))
 
     def _events(self, generation: Generation, delta: Delta) -> Iterator[Event]:

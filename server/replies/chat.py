@@ -11,7 +11,7 @@ from server.choice import Choice, Delta
 from server.generation import Generation
 from server.protocol.chat import ChatCompletionRequest
 from server.replies.chunks import ChunkWriter
-from server.replies.head import Collected, Head
+from server.replies.head import Head
 from server.replies.logprobs import LogprobShapes
 from server.tools.parts import Part
 
@@ -61,10 +61,9 @@ class ChatWriter(ChunkWriter):
             bodies.append(orjson.dumps(last if delta.stop is None else {**last, "stop_reason": delta.stop}))
         return bodies
 
-    def whole(self, generation: Generation, answers: Sequence[Collected]) -> bytes:
+    def whole(self, generation: Generation, answers: Sequence[Delta]) -> bytes:
         body = {**self._head.fields(OBJECT), **self._extra, "choices": [], **self._head.closing(generation)}
-        for choice, answer in zip(generation.choices, answers, strict=True):
-            delta = answer.delta()
+        for choice, delta in zip(generation.choices, answers, strict=True):
             message = {**_content(choice, delta, True), "refusal": None}
             for call in message.get("tool_calls", ()):
                 del call["index"]

@@ -16,7 +16,7 @@ from server.choice import Choice, Delta
 from server.errors import APIError
 from server.generation import Generation
 from server.protocol.fields import StreamOptions
-from server.replies.head import Collected, Head, usage_of
+from server.replies.head import Head, usage_of
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": waiting\n\n"
@@ -31,7 +31,7 @@ class AnswerWriter(Protocol):
 
     def error(self, error: APIError, /) -> bytes: ...
 
-    def whole(self, generation: Generation, answers: Sequence[Collected], /) -> bytes: ...
+    def whole(self, generation: Generation, answers: Sequence[Delta], /) -> bytes: ...
 
 
 class ChunkWriter(ABC):
@@ -52,7 +52,7 @@ class ChunkWriter(ABC):
         """What a delta says, as JSON choice objects of one chunk each."""
 
     @abstractmethod
-    def whole(self, generation: Generation, answers: Sequence[Collected]) -> bytes:
+    def whole(self, generation: Generation, answers: Sequence[Delta]) -> bytes:
         """The answer that is not streamed."""
 
     def events(self, generation: Generation, choice: Choice, delta: Delta) -> bytes:

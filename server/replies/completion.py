@@ -11,7 +11,7 @@ from server.choice import Choice, Delta
 from server.generation import Generation
 from server.protocol.completions import CompletionRequest
 from server.replies.chunks import ChunkWriter
-from server.replies.head import Collected, Head
+from server.replies.head import Head
 from server.replies.logprobs import LogprobShapes
 
 OBJECT = "text_completion"
@@ -46,7 +46,7 @@ class CompletionWriter(ChunkWriter):
         choice.started = True
         return [orjson.dumps(body)]
 
-    def whole(self, generation: Generation, answers: Sequence[Collected]) -> bytes:
+    def whole(self, generation: Generation, answers: Sequence[Delta]) -> bytes:
         """When not all choices are shown, the most likely ones are, the best of them first."""
         choices: list[dict[str, Any]] = []
         for prompt in range(len(generation.requests)):
@@ -54,7 +54,7 @@ class CompletionWriter(ChunkWriter):
             if self._shown < self._generated:
                 numbers.sort(key=lambda number: generation.choices[number].mean_logprob, reverse=True)
             for number in numbers[: self._shown]:
-                choices.append(self._choice(len(choices), prompt, answers[number].delta(), first=True))
+                choices.append(self._choice(len(choices), prompt, answers[number], first=True))
             if self._scores is not None:
                 choices[prompt * self._shown]["prompt_logprobs"] = self._scores(prompt)
         return orjson.dumps({**self._head.fields(OBJECT), "choices": choices, **self._head.closing(generation)})

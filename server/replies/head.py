@@ -7,9 +7,7 @@ from dataclasses import dataclass, field
 from secrets import token_hex
 from typing import Any
 
-from server.choice import Delta, TokenRecord
 from server.generation import Generation
-from server.tools.parts import Part, joined
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,31 +33,6 @@ class Head:
         """The fields at the end of an answer."""
         fields = {"usage": usage_of(generation)} if usage else {}
         return fields | {"timings": generation.timings()} if self.timings else fields
-
-
-@dataclass(slots=True)
-class Collected:
-    """The deltas of one choice put together, for an answer that is not streamed."""
-
-    text: list[str] = field(default_factory=list)
-    records: list[TokenRecord] = field(default_factory=list)
-    tokens: list[int] = field(default_factory=list)
-    finish_reason: str | None = None
-    stop: str | int | None = None
-    parts: list[Part] | None = None
-
-    def add(self, delta: Delta) -> None:
-        self.text.append(delta.text)
-        self.records += delta.records
-        self.tokens += delta.tokens
-        if delta.parts is not None:
-            self.parts = joined([*(self.parts or ()), *delta.parts])
-        if delta.finish_reason is not None:
-            self.finish_reason, self.stop = delta.finish_reason, delta.stop
-
-    def delta(self) -> Delta:
-        """All of it as one."""
-        return Delta("".join(self.text), self.records, self.tokens, self.finish_reason, self.stop, self.parts)
 
 
 def new_id(prefix: str, separator: str = "-") -> str:
