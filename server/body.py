@@ -12,22 +12,39 @@ from typing import Any
 import orjson
 from starlette.requests import ClientDisconnect, Request
 
-from server.errors import BodyTooLarge, InvalidRequest, bounded
+from server.errors import BodyTooLarge, BodyTooSlow, InvalidRequest, bounded
 
 # What is still swallowed of a body that is too large, so that a client in the middle of sending it gets to read the
 # answer instead of a reset connection.
 LINGER_BYTES = 64 << 20
 LINGER_SECONDS = 2.0
+# A body that trickles would hold its connection for ever.
+BODY_SECONDS = 120.0
 
 
 async def read_json(request: Request, limit_bytes: int) -> dict[str, Any]:
-    """The body as an object. Raises BodyTooLarge, InvalidRequest, and ClientDisconnect when the client leaves."""
+    """The body as an object. Raises an InvalidRequest, and ClientDisconnect when the client leaves."""
     _check_headers(request)
     declared = request.headers.get("content-length", "0")
     if declared.isdecimal() and int(declared) > limit_bytes:
         if request.headers.get("expect", "").lower() != "100-continue":
             await _linger(request)
         raise BodyTooLarge(limit_bytes)
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            data = await _read(request, limit_bytes)
+    except TimeoutError:
+        raise BodyTooSlow from None
+    try:
+        body = orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        raise InvalidRequest(f"The body is not JSON: {bounded(str(error), 200)}.", code="invalid_json") from None
+    if not isinstance(body, dict):
+        raise InvalidRequest("The body must be a JSON object.", code="invalid_type")
+    return body
+
+
+async def _read(request: Request, limit_bytes: int) -> bytearray:
     data = bytearray()
     more = True
     while more:
@@ -38,13 +55,7 @@ async def read_json(request: Request, limit_bytes: int) -> dict[str, Any]:
             if more:
                 await _linger(request)
             raise BodyTooLarge(limit_bytes)
-    try:
-        body = orjson.loads(data)
-    except orjson.JSONDecodeError as error:
-        raise InvalidRequest(f"The body is not JSON: {bounded(str(error), 200)}.", code="invalid_json") from None
-    if not isinstance(body, dict):
-        raise InvalidRequest("The body must be a JSON object.", code="invalid_type")
-    return body
+    return data
 
 
 def _check_headers(request: Request) -> None:

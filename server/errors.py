@@ -8,6 +8,7 @@
     │   ├── NotFound            404 not_found
     │   │   └── ModelNotFound   404 model_not_found
     │   ├── MethodNotAllowed    405 method_not_allowed      with Allow
+    │   ├── BodyTooSlow         408 request_timeout
     │   └── BodyTooLarge        413 request_too_large
     ├── Overloaded              429 rate_limit_exceeded     with Retry-After
     ├── InternalError           500 internal_error          never a stack trace
@@ -127,6 +128,14 @@ class ModelNotFound(NotFound):
 class MethodNotAllowed(InvalidRequest):
     status = 405
     default_code = "method_not_allowed"
+
+
+class BodyTooSlow(InvalidRequest):
+    status = 408
+    default_code = "request_timeout"
+
+    def __init__(self) -> None:
+        super().__init__("The request body took too long to come.", headers={"connection": "close"})
 
 
 class BodyTooLarge(InvalidRequest):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from server import connection
+from server import body, connection
 
 BODY = b'{"model":"test","prompt":"Hello","max_tokens":1}'
 HIDDEN = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"  # must never be answered as a request of its own
@@ -146,12 +146,19 @@ def test_a_head_or_trailer_without_end_is_cut_off(server: Any, start: bytes, fil
 
 
 @pytest.mark.case(53)
+def test_a_body_that_trickles_is_not_waited_for(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body, "BODY_SECONDS", 0.2)
+    answer = exchange(server, post(b"Content-Length: 5000", body=b'{"prompt"'))
+    assert statuses(answer) == [408]
+    assert b"request_timeout" in answer
+
+
 def test_a_head_that_does_not_come_is_not_waited_for(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "HEAD_SECONDS", 0.2)
     for beginning in (b"", b"GET /health HTTP/1.1\r\nHost"):
         assert exchange(server, beginning) == b""
     # A slow answer is not a slow head.
     server.runner.step_seconds = 0.1
-    body = json.dumps({"model": "test", "prompt": "Hello", "max_tokens": 5, "ignore_eos": True}).encode()
-    answer = exchange(server, post(b"Content-Length: %d" % len(body), b"Connection: close", body=body))
+    fields = json.dumps({"model": "test", "prompt": "Hello", "max_tokens": 5, "ignore_eos": True}).encode()
+    answer = exchange(server, post(b"Content-Length: %d" % len(fields), b"Connection: close", body=fields))
     assert statuses(answer) == [200]
