@@ -186,7 +186,7 @@ def test_a_picture_of_it_is_small(page: Page, tmp_path: Path) -> None:
     folder = os.environ.get("PICTURES")
     if folder:
         page.value("document.querySelector('#temperature').value = 0")
-        say(page, "What is the capital of France?", 60)
+        say(page, "What is the opposite of hot?", 60)
         page.wait_for(f"performance.now() > {page.value('performance.now()') + 20_000}")
     file = Path(folder or tmp_path) / "page.png"
     with Image.open(io.BytesIO(page.picture(1180))) as picture:
