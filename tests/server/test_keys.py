@@ -157,3 +157,30 @@ def test_requests_at_once_are_limited_by_key(file: Path, serving: Any, capsys: p
             thread.join(20)
         assert answers == [200, 200, 200]
         assert server.http.post("/v1/completions", json=body, headers=two).status_code == 200
+
+
+def test_a_key_that_asks_for_much_does_not_make_the_others_wait(
+    file: Path, serving: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    much, little = bearer(new(capsys, file, "much")), bearer(new(capsys, file, "little"))
+    with serving(key_file=file, limits={"max_num_seqs": 1}) as server:
+        server.runner.gate.clear()
+        ended: list[str] = []
+
+        def ask(name: str, headers: dict[str, str]) -> None:
+            body = {"model": server.model, "prompt": f"{name} Hello world", "max_tokens": 2, "ignore_eos": True}
+            assert server.http.post("/v1/completions", json=body, headers=headers).status_code == 200
+            ended.append(name)
+
+        asked = [("much", much)] * 10 + [("little", little)]
+        threads = [threading.Thread(target=ask, args=one) for one in asked]
+        for thread in threads[:10]:
+            thread.start()
+        server.wait_until(lambda: server.engine.running + server.engine.waiting == 10)
+        threads[10].start()
+        server.wait_until(lambda: server.engine.running + server.engine.waiting == 11)
+        server.runner.gate.set()
+        for thread in threads:
+            thread.join(20)
+        assert len(ended) == 11
+        assert ended.index("little") <= 3
