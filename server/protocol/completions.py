@@ -50,22 +50,7 @@ class CompletionRequest(GenerationFields):
     """OpenAI's fields and vLLM's extensions for a text model. What is refused by name is in `checks`."""
 
     prompt: Annotated[
-        Any,
-        BeforeValidator(_prompts),
-        Field(
-            json_schema_extra={
-                "anyOf": [
-                    {"type": "string"},
-                    {"type": "array", "minItems": 1, "items": {"type": "string"}},
-                    {"type": "array", "minItems": 1, "items": {"type": "integer"}},
-                    {
-                        "type": "array",
-                        "minItems": 1,
-                        "items": {"type": "array", "minItems": 1, "items": {"type": "integer"}},
-                    },
-                ]
-            }
-        ),
+        Any, BeforeValidator(_prompts, json_schema_input_type=str | list[str] | list[int] | list[list[int]])
     ]
     best_of: Annotated[Int, Field(ge=1, le=20)] | None = None
     echo: bool | None = None
