@@ -74,10 +74,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _measure(server: Server, options: argparse.Namespace) -> int:
     slots = ((get_json(server.url + "/info") or {}).get("plan") or {}).get("max_num_seqs") or options.slots
     seconds = min(60.0, options.seconds)
+    console = Console(highlight=False)
     numbers = iter(range(1, 100))
 
     def phase(count: int, rate: float = 0.0) -> Phase:
         """`count` requests, at `rate` a second; when that is 0, as soon as one of `slots` clients is free."""
+        console.print(f"{count} requests, " + (f"{rate:.3g} a second" if rate else f"{slots} at a time"), style="dim")
         time.sleep(PAUSE_SECONDS)
         prompts = list(make(options.kind, count, seed=next(numbers)))
         arrivals = due("poisson", rate, count, seed=count) if rate else None
