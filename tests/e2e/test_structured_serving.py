@@ -50,6 +50,7 @@ TOOLS: Any = [
 def daemon() -> Iterator[str]:
     """A daemon of one's own; its URL."""
     command = [sys.executable, "-m", "server.cli", "serve", "--port", "0", "--kv-memory", "512MiB"]
+    command += ["--max-queue-delay", "inf", "--log-level", "warning"]  # a slow machine refuses nobody
     with subprocess.Popen(command, cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, text=True) as process:
         watchdog = threading.Timer(180, process.kill)  # a first start compiles the kernels
         watchdog.start()

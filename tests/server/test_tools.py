@@ -566,6 +566,13 @@ def test_thoughts_end_with_their_budget(serving: Any, tokenizer: Any) -> None:
         assert [block["type"] for block in body["content"]] == ["thinking", "text"]
         assert body["content"][0]["thinking"] == ask(thinking_token_budget=4)[0]
 
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}<|im_start|>assistant\n<think>\n"
+    with serving(splits_reasoning=True, tokenizer=marked, template=template) as served:
+        served.script(served.post("/tokenize", messages=HELLO).json()["tokens"], marked.encode("One two three").ids)
+        answer = served.chat(HELLO, temperature=0, max_tokens=60, thinking_token_budget=2)
+        assert answer["choices"][0]["message"]["reasoning_content"] == "One two"
+        assert answer["usage"]["completion_tokens_details"]["reasoning_tokens"] == 3
+
 
 def test_a_budget_that_cannot_be_kept_is_refused_by_name(thinking: Any, server: Any) -> None:
     error = thinking.error(thinking.post(CHAT, messages=HELLO, thinking_token_budget=5), 400)
