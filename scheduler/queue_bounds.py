@@ -2,8 +2,9 @@
 
 The third is what keeps the time to first token in an overload: a request that would wait longer for a place than
 `max_queue_delay` is refused at once, told when to come back. How long it would wait is who stands before it over the
-rate at which sequences leave. Where the bound is not given it is the time that a first token takes once its request has
-a place, as measured: then no wait more than about doubles the time to first token.
+rate at which sequences leave, and no less than the first of those has waited. Where the bound is not given it is the
+time that a first token takes once its request has a place, as measured: then no wait more than about doubles the time
+to first token.
 
 No owner holds more of the queue than it leaves free for others (Choudhury, Hahne: Dynamic Queue Length Thresholds,
 1998). Owned by the engine's task.
@@ -55,8 +56,11 @@ def check_queue(group: Sequence[Request], state: State, requests: Requests, *, l
     # It waits for its first place only: a batch larger than the slots is still one request.
     priority = group[0].priority if limits.policy == "priority" else 0
     key = (priority, requests.shares.next_tag(owner, state.running) + 1)
-    before = bisect_left(state.waiting, key, key=_key) + state.num_pending
-    delay = max(0, before + 1 - free) / rate
+    before = bisect_left(state.waiting, key, key=_key)
+    places = before + state.num_pending + 1 - (0 if state.short_of_pages else len(state.free_slots))
+    # With places free, it is the prompts before it that hold it up: not for less than the first of them has waited.
+    waits = (now - one.queued_at for one in state.waiting[:before] if one.held_by is None and not one.preemptions)
+    delay = max(places / rate, next(waits, 0.0))
     bound = limits.max_queue_delay
     if bound is None:
         bound = max(MIN_DELAY_SECONDS, requests.first_token_seconds)

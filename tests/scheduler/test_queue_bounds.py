@@ -15,9 +15,10 @@ async def measured(tools: Any, bench: Any, count: int = 8) -> None:
     def advance(record: Any) -> None:
         bench.clock.now += 1.0
 
-    bench.runner.before = advance
+    usual, bench.runner.before = bench.runner.before, advance
     bench.engine.submit([tools.request(f"m{i}", [i], max_tokens=4) for i in range(count)])
     await bench.engine.until_idle()
+    bench.runner.before = usual
 
 
 def refused(tools: Any, bench: Any, request_id: str, **fields: Any) -> QueueFull:
@@ -99,3 +100,22 @@ def test_the_wait_of_one_that_asks_little_is_not_that_of_the_others(tools: Any) 
         bench.engine.submit([tools.request("little", [1], owner="little")])
 
     tools.run_engine(test, max_num_seqs=4, max_queue_delay=3.0)
+
+
+@pytest.mark.parametrize("prompt", [range(50), None])  # one that all share, and one of each's own
+def test_a_burst_into_free_places_is_taken_until_its_first_has_waited_too_long(tools: Any, prompt: Any) -> None:
+    async def test(bench: Any) -> None:
+        await measured(tools, bench)
+        bench.hold()
+        for i in range(20):
+            own = [i % 60, i // 2, 5] * 20
+            bench.engine.submit([tools.request(f"r{i}", own if prompt is None else prompt, max_tokens=40)])
+        await bench.in_step()
+        assert bench.engine.waiting > 15
+        bench.clock.now += 10.0
+        if prompt is None:
+            assert refused(tools, bench, "late").unit == "seconds"
+        else:  # those wait for a prefix, not for a place
+            bench.engine.submit([tools.request("in time", [1])])
+
+    tools.run_engine(test, max_num_seqs=32, max_queue_delay=5.0, max_num_batched_tokens=64)
