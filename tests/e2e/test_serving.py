@@ -22,6 +22,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "tests" / "data" / "page.txt").read_text().split()
 MODEL = "SmolLM2-135M-Instruct"
+ANY_WAIT = ("--max-queue-delay", "inf")  # on a busy machine too
 
 pytestmark = pytest.mark.e2e
 
@@ -89,7 +90,7 @@ def stop(served: Served) -> None:
 
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[Served]:
-    served = start("--kv-memory", "512MiB")
+    served = start("--kv-memory", "512MiB", *ANY_WAIT)
     yield served
     stop(served)
 
@@ -97,7 +98,7 @@ def daemon() -> Iterator[Served]:
 @pytest.fixture(scope="module")
 def tight() -> Iterator[Served]:
     """A daemon whose KV pool holds one context of 512 tokens and a little more."""
-    served = start("--kv-memory", "14MiB", "--max-model-len", "512", "--max-num-seqs", "16")
+    served = start("--kv-memory", "14MiB", "--max-model-len", "512", "--max-num-seqs", "16", *ANY_WAIT)
     yield served
     stop(served)
 
