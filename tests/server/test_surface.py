@@ -43,9 +43,7 @@ def test_a_second_name_of_the_model_is_as_good(server: Any) -> None:
     assert body["model"] == "test"
 
 
-@pytest.mark.parametrize(
-    "path", ["/v1", "/v1/nothing", "/v1/models/", "/V1/models", "//v1/models", "/v1/embeddings"]
-)
+@pytest.mark.parametrize("path", ["/v1", "/v1/nothing", "/v1/models/", "/V1/models", "//v1/models", "/v1/embeddings"])
 @pytest.mark.case(86)
 def test_unknown_paths_are_404_in_the_envelope(server: Any, path: str) -> None:
     response = server.http.post(path, json={}) if path.endswith("embeddings") else server.http.get(server.url + path)
