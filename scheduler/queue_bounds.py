@@ -22,7 +22,7 @@ from scheduler.requests import Requests
 from scheduler.state import State
 
 # Below these nobody is refused for the delay: it would be for less than people notice, or for hardly any load.
-MIN_DELAY_SECONDS = 0.5
+MIN_DELAY_SECONDS = 5.0
 MIN_TAKEN = 8  # choices, running and waiting
 
 _key = attrgetter("key")

@@ -96,7 +96,6 @@ async def run(
         cache.load_at_start()
     state = _state(settings, model, template, engine, metrics, phases, cache, keys)
     engine.start()
-    state.tokenizing.warm_up()
     daemon = Daemon(create_app(state), state, settings.shutdown_timeout, settings.ssl_certfile, settings.ssl_keyfile)
     watchdog = Watchdog(engine, settings.step_timeout or math.inf)
     # What was made at start lives as long as the process: the collector need not look at it again.
