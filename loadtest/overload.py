@@ -37,6 +37,7 @@ TIMES = 3
 PROBE_SECONDS = 0.2
 PAUSE_SECONDS = 3.0  # between phases, so that what is measured first has ended
 FLAT_BYTES = 32 << 20
+FLAGS = ("--kv-memory", "512MiB", "--log-level", "warning")  # a pool that is full before memory is watched
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _probe(*options.probe)
     with contextlib.ExitStack() as stack:
         if options.url is None:
-            server = stack.enter_context(daemon(options.flags))
+            server = stack.enter_context(daemon([*FLAGS, *options.flags]))
         else:
             server = Server(options.url, first_model(options.url))
         return _measure(server, options)
@@ -86,8 +87,10 @@ def _measure(server: Server, options: argparse.Namespace) -> int:
         answers, _ = uvloop.run(
             drive(server.url, server.model, prompts, 0 if rate else slots, due=arrivals), debug=False
         )
-        last = arrivals[-1] if arrivals else max(answer.started for answer in answers) - answers[0].started
-        return _summary(answers, last, rate or (count - slots) / last)
+        good = [answer for answer in answers if answer.error is None]
+        last = arrivals[-1] if arrivals else max(answer.started for answer in good) - answers[0].started
+        # The last ones to begin leave places empty as they end: only what began before is a full server's work.
+        return _summary(answers, last, rate or (len(good) - slots) / last)
 
     trial = phase(2 * slots)
     peak = phase(max(slots, round(trial.offered_per_second * seconds)) + slots)

@@ -21,8 +21,8 @@ from scheduler.request import Request
 from scheduler.requests import Requests
 from scheduler.state import State
 
-# Below these nobody is refused for the delay: it would be for less than people notice, or for hardly any load.
-MIN_DELAY_SECONDS = 5.0
+# Below these nobody is refused for the delay: a burst is worth waiting for, and a few requests are hardly any load.
+MIN_DELAY_SECONDS = 30.0
 MIN_TAKEN = 8  # choices, running and waiting
 
 _key = attrgetter("key")
