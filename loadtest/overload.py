@@ -37,7 +37,7 @@ TIMES = 3
 PROBE_SECONDS = 0.2
 PAUSE_SECONDS = 3.0  # between phases, so that what is measured first has ended
 FLAT_BYTES = 32 << 20
-FLAGS = ("--kv-memory", "512MiB", "--log-level", "warning")  # a pool that is full before memory is watched
+FLAGS = ("--kv-memory", "1536MiB", "--log-level", "warning")  # a pool that is full before memory is watched
 
 
 @dataclass(frozen=True, slots=True)
