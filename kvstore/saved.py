@@ -81,6 +81,8 @@ def load(path: Path, store: KVStore, memory: PageMemory, page_bytes: int, identi
     Raises SavedCacheError, before anything is changed, when the file is not whole or was made by something else.
     """
     try:
+        if not path.is_file():  # opening a pipe would wait for whoever writes it
+            raise SavedCacheError("it is not a file")
         content = np.memmap(path, np.uint8, "r")
         header, start = _header(content)
         made_by = header["identity"]

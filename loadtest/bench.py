@@ -55,6 +55,7 @@ SHOWN = (
     ("E2E p99 ms", "e2e_p99", ""),
     ("output tok/s", "output_tokens_per_second", ""),
     ("prompt tok/s", "prompt_tokens_per_second", ""),
+    ("prompt tokens cached", "cached_tokens", "d"),
     ("requests/s", "requests_per_second", ".2f"),
     ("goodput, requests/s", "goodput", ".2f"),
     ("within the SLO", "within_slo", ".1%"),

@@ -46,14 +46,16 @@ def apply(step: Step, output: StepOutput, state: State, requests: Requests, now:
         state.sampling.append(slots[taken], tokens[taken])
         given = zip(read.tolist(), tokens.tolist(), strict=True)
         for sequence, count in zip(step.sampled, counts, strict=True):
-            for accepted, (row, token) in enumerate(islice(given, count)):
+            for place, (row, token) in enumerate(islice(given, count)):
                 if sequence.finish_requested is not None or sequence.status is not Status.RUNNING:
                     continue
                 try:
-                    if accepted:  # the token before this one was drafted, so that it has been computed
+                    if place:  # the token before this one was drafted, so that it has been computed
                         sequence.computed += 1
                         if sequence.kv is not None:
                             sequence.kv.computed = sequence.computed
+                    if place < count - 1:
+                        step.accepted[sequence] = place + 1  # no further when this one ends the text
                         sequence.accepted_tokens += 1
                     if step.masks is not None and row in step.masks.errors:
                         raise step.masks.errors[row]

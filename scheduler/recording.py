@@ -97,7 +97,7 @@ def decisions_of(planned: StepPlan, kv: KVStore) -> dict[str, Any]:
 
 def replay(path: Path) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """What was decided, and what is decided now, plan by plan. Raises ValueError for a file that is no recording."""
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines = _whole_lines(path.read_text())
     if not lines or lines[0].get("kind") != "start":
         raise ValueError(f"{path} is not a recording")
     again = _Replay(lines[0], _own_ends(lines))
@@ -109,6 +109,18 @@ def replay(path: Path) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
             yield line["decisions"], again.plan(line["costs"])
         elif kind != "finish":
             getattr(again, kind)(**line)
+
+
+def _whole_lines(text: str) -> list[dict[str, Any]]:
+    """The lines, without a last one that was being written when the daemon was killed."""
+    *lines, last = text.splitlines() or [""]
+    whole = [json.loads(line) for line in lines]
+    try:
+        return [*whole, json.loads(last)]
+    except json.JSONDecodeError:
+        if not whole:
+            raise
+        return whole
 
 
 def _own_ends(lines: list[dict[str, Any]]) -> dict[tuple[str, int], int]:

@@ -11,8 +11,15 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from server.errors import InvalidRequest
+from server.replies.head import new_id
+
 MAX_HEAD_BYTES = 64 << 10
 HEAD_SECONDS = 20.0
+HEAD_OF_400 = (
+    b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\nx-request-id: %b\r\n"
+    b"content-length: %d\r\nconnection: close\r\n\r\n"
+)
 
 
 class Connection(HttpToolsProtocol):
@@ -35,6 +42,12 @@ class Connection(HttpToolsProtocol):
         super().data_received(data)
         if self._held_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
             self.send_400_response("The head of the request is too large.")
+
+    def send_400_response(self, msg: str) -> None:
+        """What is no HTTP gets the envelope too."""
+        body = InvalidRequest(msg, code="invalid_http").body()
+        self.transport.write(HEAD_OF_400 % (new_id("req").encode(), len(body)) + body)
+        self.transport.close()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()

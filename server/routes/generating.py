@@ -53,7 +53,8 @@ def validated(request: Request, state: ServerState, body: dict[str, Any], model:
     if ignored and state.limits.strict_fields:
         raise unknown_field(ignored[0])
     state.require_model(fields.model)  # type: ignore[attr-defined]  # every body names one
-    request_id = getattr(fields, "request_id", None)
+    # Where the route has no such field it is one of those that are ignored.
+    request_id = getattr(fields, "request_id", None) if "request_id" in model.model_fields else None
     if request_id is not None and printable(request_id):
         request.state.request_id = request_id
     names = [bounded(name, 40) for name in ignored if printable(name)][:20]

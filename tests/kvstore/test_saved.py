@@ -139,6 +139,13 @@ def test_a_file_that_is_not_whole_or_not_ours_changes_nothing(
     assert store.stats().free == 30
 
 
+def test_a_pipe_in_its_place_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    store, memory = store_of(30)
+    with pytest.raises(SavedCacheError, match="not a file"):
+        load(tmp_path / "pipe", store, memory, 4 * SIZE, IDENTITY)
+
+
 def test_every_single_flipped_byte_is_noticed(tmp_path: Path) -> None:
     path = tmp_path / "cache"
     old, old_memory = full_store()

@@ -86,6 +86,16 @@ def test_every_decision_is_taken_again(tools: Any, tmp_path: Path, policy: str, 
     assert all(seen.values()), seen
 
 
+def test_a_recording_that_breaks_off_in_a_line_is_replayed_up_to_there(tools: Any, tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    record(tools, path, 1)
+    whole = len(list(replay(path)))
+    path.write_text(path.read_text()[: path.stat().st_size * 2 // 3])
+    again = list(replay(path))
+    assert 0 < len(again) < whole
+    assert all(recorded == repeated for recorded, repeated in again)
+
+
 def test_a_changed_recording_is_told_from_the_real_one(tools: Any, tmp_path: Path) -> None:
     path = tmp_path / "journal"
     record(tools, path, 1)

@@ -83,6 +83,14 @@ def test_what_could_be_read_in_two_ways_is_refused_and_the_connection_closed(ser
     assert b"alive" not in answer
 
 
+def test_what_is_no_http_is_told_so_in_the_envelope(server: Any) -> None:
+    for data in (b"FOO /v1/completions HTTP/1.1\r\nHost: x\r\n\r\n", b"nonsense\r\n\r\n"):
+        head, _, body = exchange(server, data).partition(b"\r\n\r\n")
+        assert statuses(head) == [400]
+        assert b"x-request-id: req-" in head
+        assert json.loads(body)["error"]["code"] == "invalid_http"
+
+
 def test_trailers_are_not_headers(serving: Any) -> None:
     with serving(api_keys=("right",)) as server:
         late = b"0\r\nAuthorization: Bearer right\r\nX-Request-Id: late\r\n\r\n"

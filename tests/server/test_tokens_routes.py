@@ -59,3 +59,12 @@ def test_a_conversation_is_rendered_as_it_would_be_served(server: Any) -> None:
 ])  # fmt: skip
 def test_what_is_wrong_is_named(server: Any, path: str, body: dict[str, Any], param: str) -> None:
     assert server.error(server.post(path, **body), 400)["param"] == param
+
+
+@pytest.mark.parametrize("request_id", [5, ["a"], "x" * 300_000])
+def test_a_request_id_that_these_routes_do_not_have_is_ignored_and_said_to_be(server: Any, request_id: Any) -> None:
+    for path, body in (("/tokenize", {"prompt": "a"}), ("/detokenize", {"tokens": [1]})):
+        answer = server.post(path, **body, request_id=request_id)
+        assert answer.status_code == 200
+        assert answer.headers["x-octavo-ignored"] == "request_id"
+        assert len(answer.headers["x-request-id"]) < 50
