@@ -25,8 +25,7 @@ class Step:
 
     `sampled[i]` reads logit row `sampled_rows[i]`. `scored` has (sequence, first logit row, rows): the logprobs of the
     prompt tokens `sequence.scored` .. of it. `parents` have computed their whole prompt with this step and fork after
-    it. `masks` are to be filled before the batch is run; None when nobody
-    is constrained.
+    it. `masks` are to be filled before the batch is run; None when nobody is constrained.
     """
 
     plan: StepPlan

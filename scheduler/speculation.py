@@ -71,7 +71,7 @@ class Speculation:
         if self._reset:
             self._reset = False
             self.proposer.reset()
-        spare = min(planned.spare, state.limits.max_num_batched_tokens)
+        spare = planned.spare
         asking = [
             sequence
             for sequence, rows in zip(planned.sequences, planned.rows, strict=True)
@@ -108,7 +108,7 @@ class Speculation:
             wanted = self._reserve(state, sequence, wanted)
             if wanted > 0:
                 branches = min(self._branches, 1 + (spare - wanted) // (wanted + 1))
-                asks.append(Ask(sequence, wanted, max(1, branches)))
+                asks.append(Ask(sequence, wanted, branches))
                 spare -= wanted + (branches - 1) * (wanted + 1)
         return asks
 
@@ -144,15 +144,16 @@ class Speculation:
         """Learn from an applied step. Errors of the proposer are logged: it only loses by them.
 
         Returns for each draft the proposer, how long its longest path was and how many tokens were accepted."""
-        seen = []
+        seen, counts = [], []
         for drafted in step:
             count = accepted[drafted.sequence]
             longest = max(map(len, drafted.draft.paths))
             drafted.sequence.acceptance.note(count, longest)
             self._general.note(count, longest)
             seen.append(Verified(drafted.sequence, drafted.draft, drafted.rows, count, output))
+            counts.append((self.proposer.name, longest, count))
         try:
             self.proposer.observe(seen)
         except Exception:
             logger.exception("%s could not learn from a step", self.proposer.name)
-        return tuple([(self.proposer.name, max(map(len, v.draft.paths)), v.accepted) for v in seen])
+        return tuple(counts)
