@@ -40,9 +40,10 @@ def test_a_failure_later_is_one_event_and_the_end(server: Any, path: str) -> Non
 
 def test_logits_that_are_not_numbers_fail_one_request_only(server: Any) -> None:
     server.runner.poison = 77
+    neighbour = {"prompt": "Hello", "max_tokens": 40, "logit_bias": {"77": -100}}  # never comes to hold the poison
     try:
         results: list[Any] = []
-        thread = threading.Thread(target=lambda: results.append(server.complete("Hello", max_tokens=40)))
+        thread = threading.Thread(target=lambda: results.append(server.post(**neighbour).json()))
         thread.start()
         error = server.error(server.post(prompt=[77, 5]), 500)
         thread.join(20)
