@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import AsyncIterator
 from typing import Any
 
 import orjson
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 
 from server.errors import BodyTooLarge, BodyTooSlow, InvalidRequest, bounded
 
@@ -20,21 +21,17 @@ LINGER_BYTES = 64 << 20
 LINGER_SECONDS = 2.0
 # A body that trickles would hold its connection for ever.
 BODY_SECONDS = 120.0
+CLOSE = {"connection": "close"}  # the rest of such a body is not read, so the connection cannot be used again
 
 
 async def read_json(request: Request, limit_bytes: int) -> dict[str, Any]:
     """The body as an object. Raises an InvalidRequest, and ClientDisconnect when the client leaves."""
     _check_headers(request)
-    declared = request.headers.get("content-length", "0")
-    if declared.isdecimal() and int(declared) > limit_bytes:
-        if request.headers.get("expect", "").lower() != "100-continue":
-            await _linger(request)
-        raise BodyTooLarge(limit_bytes)
     try:
         async with asyncio.timeout(BODY_SECONDS):
             data = await _read(request, limit_bytes)
     except TimeoutError:
-        raise BodyTooSlow from None
+        raise BodyTooSlow("The request body took too long to come.", headers=CLOSE) from None
     try:
         body = orjson.loads(data)
     except orjson.JSONDecodeError as error:
@@ -42,20 +39,6 @@ async def read_json(request: Request, limit_bytes: int) -> dict[str, Any]:
     if not isinstance(body, dict):
         raise InvalidRequest("The body must be a JSON object.", code="invalid_type")
     return body
-
-
-async def _read(request: Request, limit_bytes: int) -> bytearray:
-    data = bytearray()
-    more = True
-    while more:
-        piece, more = await _piece(request)
-        data += piece
-        if len(data) > limit_bytes:
-            data.clear()
-            if more:
-                await _linger(request)
-            raise BodyTooLarge(limit_bytes)
-    return data
 
 
 def _check_headers(request: Request) -> None:
@@ -73,18 +56,28 @@ def _check_headers(request: Request) -> None:
         )
 
 
-async def _piece(request: Request) -> tuple[bytes, bool]:
-    """The next piece of the body and whether there is more. Raises ClientDisconnect."""
-    message = await request.receive()
-    if message["type"] == "http.disconnect":
-        raise ClientDisconnect
-    return message.get("body", b""), message.get("more_body", False)
+async def _read(request: Request, limit_bytes: int) -> bytearray:
+    pieces, data = request.stream(), bytearray()
+    declared = request.headers.get("content-length", "0")
+    too_large = declared.isdecimal() and int(declared) > limit_bytes
+    if not too_large:
+        async for piece in pieces:
+            data += piece
+            if too_large := len(data) > limit_bytes:
+                break
+    if not too_large:
+        return data
+    if data or request.headers.get("expect", "").lower() != "100-continue":
+        data.clear()
+        await _linger(pieces)
+    raise BodyTooLarge(f"The request body is larger than {limit_bytes} bytes.", headers=CLOSE)
 
 
-async def _linger(request: Request) -> None:
-    swallowed, more = 0, True
+async def _linger(pieces: AsyncIterator[bytes]) -> None:
+    swallowed = 0
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(LINGER_SECONDS):
-            while more and swallowed < LINGER_BYTES:
-                piece, more = await _piece(request)
+            async for piece in pieces:
                 swallowed += len(piece)
+                if swallowed > LINGER_BYTES:
+                    break

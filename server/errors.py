@@ -10,9 +10,9 @@
     │   ├── MethodNotAllowed    405 method_not_allowed      with Allow
     │   ├── BodyTooSlow         408 request_timeout
     │   └── BodyTooLarge        413 request_too_large
-    ├── Overloaded              429 rate_limit_exceeded     with Retry-After
     ├── InternalError           500 internal_error          never a stack trace
     ├── Unavailable             503 service_unavailable     with Retry-After
+    │   └── Overloaded          429 rate_limit_exceeded     with Retry-After
     └── DeadlineExceeded        504 deadline_exceeded       the client's or the operator's limit on a request
 
 The body is always `{"error": {"message", "type", "param", "code"}}`, also for the framework's own refusals and for the
@@ -61,7 +61,10 @@ class APIError(Exception):
 
     status: ClassVar[int] = 500
     type: ClassVar[str] = "server_error"
-    default_code: ClassVar[str | None] = None
+    default_code: ClassVar[str] = "internal_error"
+
+    def __init_subclass__(cls, *, code: str, status: int | None = None, type: str | None = None) -> None:
+        cls.default_code, cls.status, cls.type = code, status or cls.status, type or cls.type
 
     def __init__(
         self,
@@ -89,94 +92,68 @@ class APIError(Exception):
         return orjson.dumps({"type": "error", "error": error, "request_id": request_id})
 
 
-class InvalidRequest(APIError):  # noqa: N818
-    status = 400
-    type = "invalid_request_error"
-    default_code = "invalid_value"
+class InvalidRequest(APIError, status=400, type="invalid_request_error", code="invalid_value"): ...  # noqa: N818
 
 
-class UnsupportedField(InvalidRequest):
-    default_code = "unsupported_parameter"
+class UnsupportedField(InvalidRequest, code="unsupported_parameter"): ...
 
 
-class ContextOverflow(InvalidRequest):
-    default_code = "context_length_exceeded"
+class ContextOverflow(InvalidRequest, code="context_length_exceeded"): ...
 
 
-class InvalidKey(InvalidRequest):
-    status = 401
-    default_code = "invalid_api_key"
-
+class InvalidKey(InvalidRequest, status=401, code="invalid_api_key"):
     def __init__(self, message: str) -> None:
         super().__init__(message, headers={"www-authenticate": "Bearer"})
 
 
-class NotFound(InvalidRequest):
-    status = 404
-    default_code = "not_found"
+class NotFound(InvalidRequest, status=404, code="not_found"): ...
 
 
-class ModelNotFound(NotFound):
-    default_code = "model_not_found"
-
+class ModelNotFound(NotFound, code="model_not_found"):
     def __init__(self, name: str) -> None:
         super().__init__(
             f"The model {shown(name)} does not exist here; GET /v1/models lists those that do.", param="model"
         )
 
 
-class MethodNotAllowed(InvalidRequest):
-    status = 405
-    default_code = "method_not_allowed"
+class MethodNotAllowed(InvalidRequest, status=405, code="method_not_allowed"): ...
 
 
-class BodyTooSlow(InvalidRequest):
-    status = 408
-    default_code = "request_timeout"
-
-    def __init__(self) -> None:
-        super().__init__("The request body took too long to come.", headers={"connection": "close"})
+class BodyTooSlow(InvalidRequest, status=408, code="request_timeout"): ...
 
 
-class BodyTooLarge(InvalidRequest):
-    status = 413
-    default_code = "request_too_large"
-
-    def __init__(self, limit_bytes: int) -> None:
-        # The rest of the body is not read, so the connection cannot be used again.
-        super().__init__(f"The request body is larger than {limit_bytes} bytes.", headers={"connection": "close"})
+class BodyTooLarge(InvalidRequest, status=413, code="request_too_large"): ...
 
 
-class Overloaded(APIError):  # noqa: N818
-    status = 429
-    type = "rate_limit_error"
-    default_code = "rate_limit_exceeded"
-
-    def __init__(self, message: str, retry_after_seconds: float) -> None:
-        super().__init__(message, headers={"retry-after": str(max(1, round(retry_after_seconds)))})
-
-
-class InternalError(APIError):
-    default_code = "internal_error"
-
+class InternalError(APIError, code="internal_error"):
     def __init__(self, message: str = "The server failed while handling the request.") -> None:
         super().__init__(message)
 
 
-class Unavailable(APIError):  # noqa: N818
-    status = 503
-    default_code = "service_unavailable"
-
+class Unavailable(APIError, status=503, code="service_unavailable"):  # noqa: N818
     def __init__(self, message: str, retry_after_seconds: float = 1.0) -> None:
         super().__init__(message, headers={"retry-after": str(max(1, round(retry_after_seconds)))})
 
 
-class DeadlineExceeded(APIError):  # noqa: N818
-    status = 504
-    default_code = "deadline_exceeded"
+class Overloaded(Unavailable, status=429, type="rate_limit_error", code="rate_limit_exceeded"): ...
 
+
+class DeadlineExceeded(APIError, status=504, code="deadline_exceeded"):  # noqa: N818
     def __init__(self) -> None:
         super().__init__("The request was not answered in the time it was given.")
+
+
+def wrong(param: str, problem: str, code: str | None = None) -> InvalidRequest:
+    """A field that cannot be as it is; `problem` goes on from its name."""
+    return InvalidRequest(f"'{param}' {problem}.", param=param, code=code)
+
+
+def unsupported(param: str, problem: str) -> UnsupportedField:
+    return UnsupportedField(f"'{param}' {problem}.", param=param)
+
+
+def missing(param: str) -> InvalidRequest:
+    return wrong(param, "is required", "missing_required_parameter")
 
 
 def bounded(text: str, limit: int) -> str:
@@ -227,7 +204,7 @@ def from_validation(error: ValidationError) -> InvalidRequest:
     first = details[0]
     param = bounded(field_path(first["loc"]), MAX_SHOWN_CHARS)
     if first["type"] == "missing":
-        return InvalidRequest(f"'{param}' is required.", param=param, code="missing_required_parameter")
+        return missing(param)
     wanted, asked = _PYDANTIC_SUBJECT.subn("must ", first["msg"])
     for pattern, replacement in _PYDANTIC_WORDS:
         wanted = pattern.sub(replacement, wanted)

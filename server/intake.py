@@ -15,7 +15,7 @@ import numpy as np
 
 from models.sampling import SamplingParams
 from scheduler.request import Request
-from server.errors import ContextOverflow, InvalidRequest
+from server.errors import ContextOverflow, wrong
 from server.protocol.fields import GenerationFields
 
 T = TypeVar("T")
@@ -79,13 +79,10 @@ def engine_request(
     if fields.truncate_prompt_tokens is not None:
         tokens = _truncated(tokens, fields.truncate_prompt_tokens, length, max_model_len)
     if not tokens:
-        raise InvalidRequest(f"'{length.prompt_field}' has no tokens, and must have one.", param=length.prompt_field)
+        raise wrong(length.prompt_field, "has no tokens, and must have one")
     max_tokens = _max_tokens(len(tokens), length, max_model_len)
     if params.min_tokens > max_tokens:
-        raise InvalidRequest(
-            f"'min_tokens' ({params.min_tokens}) is larger than the {max_tokens} tokens that may be generated.",
-            param="min_tokens",
-        )
+        raise wrong("min_tokens", f"({params.min_tokens}) is larger than the {max_tokens} tokens that may be generated")
     return Request(
         id=request_id,
         prompt=np.array(tokens, np.int32),

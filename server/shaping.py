@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from server.errors import InvalidRequest, UnsupportedField
+from server.errors import unsupported, wrong
 from server.message import MessageParser
 from server.protocol.chat import ChatCompletionRequest
 from server.protocol.structured import grammar_of
@@ -85,10 +85,7 @@ def _grammar(
     if not choice.forced:
         return None if answer is None else answer.within(f"answer | {CALLS}", "answer", rules)
     if fields.structured_outputs is not None:
-        raise InvalidRequest(
-            "'structured_outputs' and a 'tool_choice' that forces a call exclude each other.",
-            param="structured_outputs",
-        )
+        raise wrong("structured_outputs", "and a 'tool_choice' that forces a call exclude each other")
     return Grammar(CALLS, "tools", rules)
 
 
@@ -97,9 +94,7 @@ def _behind_thoughts(
 ) -> Grammar | None:
     """The answer with the thoughts before it, which end after `budget` tokens."""
     if budget is not None and not {OPENING, CLOSING} <= special.keys():
-        raise UnsupportedField(
-            f"'{_BUDGET}' is not supported: this model writes its '{CLOSING}' in pieces.", param=_BUDGET
-        )
+        raise unsupported(_BUDGET, f"is not supported: this model writes its '{CLOSING}' in pieces")
     if reply is None and budget is None:
         return None
     if reply is None:

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from server.errors import MAX_SHOWN_CHARS, InvalidRequest, UnsupportedField, bounded, shown
+from server.errors import MAX_SHOWN_CHARS, InvalidRequest, bounded, missing, shown, unsupported, wrong
 from server.protocol.chat import ChatCompletionRequest, Message
 from server.protocol.completions import CompletionRequest
 from server.protocol.fields import Fields, GenerationFields
@@ -128,7 +128,7 @@ def check_names(body: Mapping[str, object], model: type[Fields]) -> tuple[str, .
     for name, value in body.items():
         if name in refused:
             if not refused[name].allows(value):
-                raise UnsupportedField(f"'{name}' is not supported: {refused[name].reason}.", param=name)
+                raise unsupported(name, f"is not supported: {refused[name].reason}")
         elif name not in model.model_fields:
             unknown.append(name)
     for name in unknown[:MAX_NAMED_FIELDS]:
@@ -176,25 +176,20 @@ def check_common(request: GenerationFields, limits: ServerLimits) -> None:
     if request.prompt_logprobs is not None:
         _check_at_most(request.prompt_logprobs, limits.max_logprobs, "prompt_logprobs")
         if request.stream:
-            raise InvalidRequest("'prompt_logprobs' is only allowed without 'stream'.", param="prompt_logprobs")
+            raise wrong("prompt_logprobs", "is only allowed without 'stream'")
     if request.stream_options is not None:
         if not request.stream:
-            raise InvalidRequest("'stream_options' is only allowed with 'stream': true.", param="stream_options")
+            raise wrong("stream_options", "is only allowed with 'stream': true")
         if request.stream_options.include_obfuscation:
-            raise UnsupportedField(
-                "'stream_options.include_obfuscation' is not supported: chunks are not padded.",
-                param="stream_options.include_obfuscation",
-            )
+            raise unsupported("stream_options.include_obfuscation", "is not supported: chunks are not padded")
     if request.priority and not limits.priorities:
-        raise UnsupportedField("'priority' needs a server with --scheduling-policy priority.", param="priority")
+        raise unsupported("priority", "needs a server with --scheduling-policy priority")
     if request.truncate_prompt_tokens == 0:
-        raise InvalidRequest("'truncate_prompt_tokens' must be at least 1, or -1.", param="truncate_prompt_tokens")
+        raise wrong("truncate_prompt_tokens", "must be at least 1, or -1")
     if request.structured_outputs is not None and request.allowed_token_ids is not None:
-        raise InvalidRequest(
-            "'allowed_token_ids' and 'structured_outputs' exclude each other.", param="allowed_token_ids"
-        )
+        raise wrong("allowed_token_ids", "and 'structured_outputs' exclude each other")
     if request.request_id is not None and not printable(request.request_id):
-        raise InvalidRequest("'request_id' must be printable ASCII.", param="request_id")
+        raise wrong("request_id", "must be printable ASCII")
 
 
 def check_completion(request: CompletionRequest, limits: ServerLimits) -> None:
@@ -206,12 +201,12 @@ def check_completion(request: CompletionRequest, limits: ServerLimits) -> None:
     if request.logprobs is not None:
         _check_at_most(request.logprobs, limits.max_completion_logprobs, "logprobs")
     if request.max_tokens == 0 and not request.echo and request.prompt_logprobs is None:
-        raise InvalidRequest("'max_tokens' must be at least 1 without 'echo' or 'prompt_logprobs'.", param="max_tokens")
+        raise wrong("max_tokens", "must be at least 1 without 'echo' or 'prompt_logprobs'")
     if request.best_of is not None:
         if request.best_of < (request.n or 1):
-            raise InvalidRequest("'best_of' must be at least 'n'.", param="best_of")
+            raise wrong("best_of", "must be at least 'n'")
         if request.stream and request.best_of > (request.n or 1):
-            raise InvalidRequest("'best_of' larger than 'n' cannot be streamed.", param="best_of")
+            raise wrong("best_of", "larger than 'n' cannot be streamed")
     _check_min_tokens(request.min_tokens, request.max_tokens)
 
 
@@ -221,25 +216,20 @@ def check_chat(request: ChatCompletionRequest, limits: ServerLimits) -> None:
     check_calls(request.messages)
     for index, message in enumerate(request.messages):
         if message.content is None and not (message.tool_calls or message.refusal or message.reasoning_content):
-            param = f"messages[{index}].content"
-            raise InvalidRequest(f"'{param}' is required.", param=param, code="missing_required_parameter")
+            raise missing(f"messages[{index}].content")
     if request.top_logprobs is not None:
         if not request.logprobs and request.top_logprobs > 0:
-            raise InvalidRequest("'top_logprobs' is only allowed with 'logprobs': true.", param="top_logprobs")
+            raise wrong("top_logprobs", "is only allowed with 'logprobs': true")
         _check_at_most(request.top_logprobs, limits.max_logprobs, "top_logprobs")
     for name in ("max_tokens", "max_completion_tokens"):
         if getattr(request, name) == 0:
-            raise InvalidRequest(f"'{name}' must be at least 1.", param=name)
+            raise wrong(name, "must be at least 1")
     if None not in (request.max_tokens, request.max_completion_tokens) and (
         request.max_tokens != request.max_completion_tokens
     ):
-        raise InvalidRequest(
-            "'max_tokens' and 'max_completion_tokens' mean the same and differ here; give one.", param="max_tokens"
-        )
+        raise wrong("max_tokens", "and 'max_completion_tokens' mean the same and differ here; give one")
     if request.add_generation_prompt and request.continue_final_message:
-        raise InvalidRequest(
-            "'continue_final_message' and 'add_generation_prompt' exclude each other.", param="continue_final_message"
-        )
+        raise wrong("continue_final_message", "and 'add_generation_prompt' exclude each other")
     _check_min_tokens(request.min_tokens, request.max_completion_tokens or request.max_tokens)
 
 
@@ -257,11 +247,9 @@ def check_calls(messages: Sequence[Message]) -> None:
         if message.role != "tool":
             continue
         if calls is None:
-            param = f"messages[{index}].role"
-            raise InvalidRequest(f"'{param}' is 'tool', and no message before it has 'tool_calls'.", param=param)
+            raise wrong(f"messages[{index}].role", "is 'tool', and no message before it has 'tool_calls'")
         if message.tool_call_id not in calls:
-            param = f"messages[{index}].tool_call_id"
-            raise InvalidRequest(f"'{param}' is {shown(message.tool_call_id)}, which no call has.", param=param)
+            raise wrong(f"messages[{index}].tool_call_id", f"is {shown(message.tool_call_id)}, which no call has")
 
 
 def check_ids(ids: Collection[int], field: str, limits: ServerLimits) -> None:
@@ -270,17 +258,14 @@ def check_ids(ids: Collection[int], field: str, limits: ServerLimits) -> None:
         return
     for token in ids:
         if not 0 <= token < limits.vocab_size:
-            raise InvalidRequest(
-                f"'{field}' has token id {shown(token)}, and the model's ids are 0 to {limits.vocab_size - 1}.",
-                param=field,
-            )
+            raise wrong(field, f"has token id {shown(token)}, and the model's ids are 0 to {limits.vocab_size - 1}")
 
 
 def _check_at_most(value: int, limit: int, field: str) -> None:
     if value > limit:
-        raise InvalidRequest(f"'{field}' must be at most {limit}, not {shown(value)}.", param=field)
+        raise wrong(field, f"must be at most {limit}, not {shown(value)}")
 
 
 def _check_min_tokens(low: int | None, high: int | None) -> None:
     if low is not None and high is not None and low > high:
-        raise InvalidRequest(f"'min_tokens' ({low}) is larger than 'max_tokens' ({high}).", param="min_tokens")
+        raise wrong("min_tokens", f"({low}) is larger than 'max_tokens' ({high})")

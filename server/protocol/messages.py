@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from server.errors import InvalidRequest, UnsupportedField, shown
+from server.errors import shown, unsupported, wrong
 from server.protocol.chat import MAX_MESSAGES, PART_SEPARATOR, Content, Effort
 from server.protocol.fields import Fields, Int, JSONObject, Label, SamplingFields, Stops
 from server.protocol.turns import Turns
@@ -91,8 +91,7 @@ def chat_of(fields: CountTokensRequest, body: Mapping[str, Any]) -> dict[str, An
     if budget is not None:
         chat["thinking_token_budget"] = budget
         if isinstance(fields, MessageRequest) and budget >= fields.max_tokens:
-            param = "thinking.budget_tokens"
-            raise InvalidRequest(f"'{param}' ({budget}) must be smaller than 'max_tokens'.", param=param)
+            raise wrong("thinking.budget_tokens", f"({budget}) must be smaller than 'max_tokens'")
     if fields.thinking is not None and fields.thinking.type != "adaptive":
         chat["chat_template_kwargs"] = {"enable_thinking": fields.thinking.type == "enabled"}
     if choice is not None and fields.tools:
@@ -124,8 +123,7 @@ def _add(turns: Turns, turn: MessageTurn, place: str) -> None:
             case "assistant", "thinking":
                 turns.think(_string(block, "thinking", where))
             case _:
-                param = f"{where}.type"
-                raise UnsupportedField(f"'{param}' cannot be {shown(kind[1])} in a text model's turn.", param=param)
+                raise unsupported(f"{where}.type", f"cannot be {shown(kind[1])} in a text model's turn")
     if texts:
         turns.say(turn.role, PART_SEPARATOR.join(texts))
 
@@ -133,8 +131,7 @@ def _add(turns: Turns, turn: MessageTurn, place: str) -> None:
 def _string(block: Mapping[str, Any], name: str, place: str) -> str:
     value = block.get(name)
     if not isinstance(value, str):
-        param = f"{place}.{name}"
-        raise InvalidRequest(f"'{param}' must be a string, not {shown(value)}.", param=param, code="invalid_type")
+        raise wrong(f"{place}.{name}", f"must be a string, not {shown(value)}", "invalid_type")
     return value
 
 
@@ -154,7 +151,7 @@ def _format(given: dict[str, Any] | None) -> dict[str, Any] | None:
 
 def _tool(tool: dict[str, Any], place: str) -> dict[str, Any]:
     if tool.get("type", "custom") not in ("custom", None):
-        raise UnsupportedField(f"'{place}.type' must be 'custom': there are no built-in tools.", param=f"{place}.type")
+        raise unsupported(f"{place}.type", "must be 'custom': there are no built-in tools")
     function = {"name": tool.get("name"), "parameters": tool.get("input_schema")}
     optional = {name: tool[name] for name in ("description", "strict") if tool.get(name) is not None}
     return {"type": "function", "function": {**function, **optional}}

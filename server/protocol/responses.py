@@ -12,7 +12,7 @@ import orjson
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from server.errors import InvalidRequest, UnsupportedField, shown
+from server.errors import missing, shown, unsupported, wrong
 from server.protocol.chat import MAX_MESSAGES, Arguments, Content, Effort, Metadata
 from server.protocol.fields import Fields, Int, JSONObject, Label, SamplingFields, StreamOptions
 from server.protocol.turns import Turns
@@ -56,8 +56,7 @@ class InputItem(Fields):
         needed = {"message": ("role", "content"), "function_call": ("name",), "function_call_output": ("output",)}
         for name in needed.get(self.type, ()):
             if getattr(self, name) is None:
-                param = f"{place}.{name}"
-                raise InvalidRequest(f"'{param}' is required.", param=param, code="missing_required_parameter")
+                raise missing(f"{place}.{name}")
         match self.type:
             case "message":
                 turns.say(self.role or "", self.content)
@@ -142,9 +141,9 @@ def chat_of(
     `body` is what `fields` were made of; `history` are the messages before. Raises InvalidRequest.
     """
     if fields.stream and fields.background:
-        raise UnsupportedField("'background' is only supported without 'stream'.", param="background")
+        raise unsupported("background", "is only supported without 'stream'")
     if fields.background and fields.store is False:
-        raise InvalidRequest("'background' needs 'store'.", param="background")
+        raise wrong("background", "needs 'store'")
     turns = Turns(history)
     for index, item in enumerate(fields.input):
         item.add_to(turns, f"input[{index}]")
@@ -173,8 +172,7 @@ def _format(given: dict[str, Any] | None) -> dict[str, Any] | None:
 
 def _tool(tool: dict[str, Any], index: int) -> dict[str, Any]:
     if tool.get("type") != "function":
-        param = f"tools[{index}].type"
-        raise UnsupportedField(f"'{param}' must be 'function', not {shown(tool.get('type'))}.", param=param)
+        raise unsupported(f"tools[{index}].type", f"must be 'function', not {shown(tool.get('type'))}")
     return {"type": "function", "function": {name: value for name, value in tool.items() if name != "type"}}
 
 

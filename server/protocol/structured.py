@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import orjson
 
-from server.errors import InvalidRequest, UnsupportedField, bounded
+from server.errors import bounded, missing, unsupported, wrong
 from server.protocol.fields import Fields, ResponseFormat, StructuredOutputs
 from server.structured.grammar import DEFAULT_STYLE, Grammar, JsonStyle, json_of, one_of, regex
 from server.structured.schema import prepared
@@ -23,9 +23,7 @@ def grammar_of(response_format: ResponseFormat | None, outputs: StructuredOutput
     if outputs is None:
         return grammar
     if grammar is not None:
-        raise InvalidRequest(
-            "'structured_outputs' and 'response_format' exclude each other.", param="structured_outputs"
-        )
+        raise wrong("structured_outputs", "and 'response_format' exclude each other")
     return _of_outputs(outputs)
 
 
@@ -35,12 +33,11 @@ def _of_format(wanted: ResponseFormat) -> Grammar | None:
     _refuse_extra(wanted, field)
     if wanted.type != "json_schema":
         if given is not None:
-            param = f"{field}.json_schema"
-            raise InvalidRequest(f"'{param}' is only allowed with 'type': 'json_schema'.", param=param)
+            raise wrong(f"{field}.json_schema", "is only allowed with 'type': 'json_schema'")
         return None if wanted.type == "text" else Grammar(json_of(ANY_OBJECT), field)
     if given is None or given.schema_ is None:
         param = f"{field}.json_schema" if given is None else SCHEMA_FIELD
-        raise InvalidRequest(f"'{param}' is required.", param=param, code="missing_required_parameter")
+        raise missing(param)
     _refuse_extra(given, f"{field}.json_schema")
     schema = prepared(given.schema_, SCHEMA_FIELD, strict=bool(given.strict))
     return Grammar(json_of(schema), SCHEMA_FIELD)
@@ -50,15 +47,14 @@ def _of_outputs(outputs: StructuredOutputs) -> Grammar:
     field = "structured_outputs"
     _refuse_extra(outputs, field)
     if outputs.structural_tag is not None:
-        param = f"{field}.structural_tag"
-        raise UnsupportedField(f"'{param}' is not supported: use grammar.", param=param)
+        raise unsupported(f"{field}.structural_tag", "is not supported: use grammar")
     forms = {"json": outputs.json_, "regex": outputs.regex, "choice": outputs.choice, "grammar": outputs.grammar}
     given = [name for name, value in forms.items() if value is not None]
     given += ["json_object"] if outputs.json_object else []
     if len(given) != 1:
         found = f"has {' and '.join(given)}" if given else "has none of them"
         names = ", ".join([*forms, "json_object"])
-        raise InvalidRequest(f"'{field}' must have exactly one of {names}, and {found}.", param=field)
+        raise wrong(field, f"must have exactly one of {names}, and {found}")
     style = _style(outputs, given[0])
     if outputs.choice is not None:
         return Grammar(one_of(outputs.choice), f"{field}.choice")
@@ -76,8 +72,7 @@ def _of_outputs(outputs: StructuredOutputs) -> Grammar:
 def _style(outputs: StructuredOutputs, form: str) -> JsonStyle:
     for name in ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern"):
         if getattr(outputs, name) and not form.startswith("json"):
-            param = f"structured_outputs.{name}"
-            raise InvalidRequest(f"'{param}' is only allowed with JSON, not with {form}.", param=param)
+            raise wrong(f"structured_outputs.{name}", f"is only allowed with JSON, not with {form}")
     if outputs.disable_any_whitespace:
         return JsonStyle(None)
     return DEFAULT_STYLE if outputs.whitespace_pattern is None else JsonStyle(outputs.whitespace_pattern)
@@ -90,11 +85,11 @@ def _schema(given: object) -> object:
         return orjson.loads(given)
     except orjson.JSONDecodeError as error:
         field = "structured_outputs.json"
-        raise InvalidRequest(f"'{field}' is not JSON: {bounded(str(error), 200)}.", param=field) from None
+        raise wrong(field, f"is not JSON: {bounded(str(error), 200)}") from None
 
 
 def _refuse_extra(fields: Fields, place: str) -> None:
     """What is misplaced here would change the answer if it were where it belongs."""
     for name in fields.model_extra or {}:
         param = bounded(f"{place}.{name}", 100)
-        raise InvalidRequest(f"'{param}' is not a field of '{place}'.", param=param, code="unknown_parameter")
+        raise wrong(param, f"is not a field of '{place}'", "unknown_parameter")

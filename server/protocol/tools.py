@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from server.errors import InvalidRequest, shown
+from server.errors import shown, wrong
 from server.protocol.fields import Fields, JSONObject
 from server.structured.schema import prepared
 from server.tools.definitions import Tool, ToolChoice
@@ -50,7 +50,7 @@ class ToolDefinition(Fields):
         )
         kinds = schema.get("type", "object")
         if kinds != "object" and "object" not in (kinds if isinstance(kinds, list) else ()):
-            raise InvalidRequest(f"'{place}' must describe an object, not {shown(kinds)}.", param=place)
+            raise wrong(place, f"must describe an object, not {shown(kinds)}")
         return Tool(
             self.function.name,
             self.model_dump(exclude_none=True),
@@ -65,16 +65,15 @@ def tool_choice(
     """What calls the model may make; None when it may make none."""
     if not tools:
         if choice not in (None, "none", "auto"):
-            raise InvalidRequest("'tool_choice' is only allowed with 'tools'.", param="tool_choice")
+            raise wrong("tool_choice", "is only allowed with 'tools'")
         if parallel is not None:
-            raise InvalidRequest("'parallel_tool_calls' is only allowed with 'tools'.", param="parallel_tool_calls")
+            raise wrong("parallel_tool_calls", "is only allowed with 'tools'")
         return None
     offered: dict[str, Tool] = {}
     for index, definition in enumerate(tools):
         tool = definition.tool(f"tools[{index}]")
         if tool.name in offered:
-            param = f"{tool.field}.name"
-            raise InvalidRequest(f"'{param}' is the name of an earlier tool: {shown(tool.name)}.", param=param)
+            raise wrong(f"{tool.field}.name", f"is the name of an earlier tool: {shown(tool.name)}")
         offered[tool.name] = tool
     several = parallel is not False
     match choice:
@@ -89,19 +88,16 @@ def tool_choice(
             return ToolChoice([named], "named", parallel=False)
         case {"type": "allowed_tools", **rest}:
             return _allowed(rest.get("allowed_tools", rest), offered, several)
-    raise InvalidRequest(
-        f"'tool_choice' must be 'none', 'auto', 'required' or name a function, not {shown(choice)}.",
-        param="tool_choice",
-    )
+    raise wrong("tool_choice", f"must be 'none', 'auto', 'required' or name a function, not {shown(choice)}")
 
 
 def _allowed(allowed: Any, offered: dict[str, Tool], several: bool) -> ToolChoice:
     place = "tool_choice.allowed_tools"
     if not isinstance(allowed, dict) or allowed.get("mode") not in ("auto", "required"):
-        raise InvalidRequest(f"'{place}.mode' must be 'auto' or 'required'.", param=f"{place}.mode")
+        raise wrong(f"{place}.mode", "must be 'auto' or 'required'")
     chosen = allowed.get("tools")
     if not isinstance(chosen, list) or not chosen:
-        raise InvalidRequest(f"'{place}.tools' must be a list with at least one tool.", param=f"{place}.tools")
+        raise wrong(f"{place}.tools", "must be a list with at least one tool")
     tools: dict[str, Tool] = {}
     for index, tool in enumerate(chosen):
         function = tool.get("function", tool) if isinstance(tool, dict) else None
@@ -114,7 +110,7 @@ def _offered(function: Any, offered: dict[str, Tool], place: str) -> Tool:
     name = function.get("name") if isinstance(function, dict) else None
     param = f"{place}.name"
     if not isinstance(name, str):
-        raise InvalidRequest(f"'{param}' must be a string, not {shown(name)}.", param=param, code="invalid_type")
+        raise wrong(param, f"must be a string, not {shown(name)}", "invalid_type")
     if name not in offered:
-        raise InvalidRequest(f"'{param}' is {shown(name)}, and 'tools' has no function of that name.", param=param)
+        raise wrong(param, f"is {shown(name)}, and 'tools' has no function of that name")
     return offered[name]

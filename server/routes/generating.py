@@ -19,7 +19,7 @@ from server.body import read_json
 from server.choice import TextOptions
 from server.deadline import deadline
 from server.echo import Echo
-from server.errors import InvalidRequest, Overloaded, bounded, from_validation
+from server.errors import InvalidRequest, Overloaded, bounded, from_validation, wrong
 from server.exchange import current
 from server.generation import ClientGone, Generation
 from server.protocol.checks import check_names, printable, unknown_field, unknown_inside
@@ -113,9 +113,7 @@ def generation(
 ) -> Generation:
     """Hand the requests to the engine. Raises an APIError when it refuses, or would never take that many at once."""
     if requests[0].constraint is not None and requests[0].params.allowed_token_ids is not None:
-        raise InvalidRequest(
-            "'allowed_token_ids' and an answer kept to a form exclude each other.", param="allowed_token_ids"
-        )
+        raise wrong("allowed_token_ids", "and an answer kept to a form exclude each other")
     limits = state.engine.limits
     most, wanted = limits.max_num_seqs + limits.max_queued_requests, sum(request.n for request in requests)
     if wanted > most:

@@ -13,7 +13,17 @@ from starlette.responses import Response
 from server.answer import object_response
 from server.body import read_json
 from server.conversing import begin, chat_request, prompt_of
-from server.errors import APIError, InternalError, InvalidRequest, UnsupportedField, bounded, renaming, shown
+from server.errors import (
+    APIError,
+    InternalError,
+    InvalidRequest,
+    UnsupportedField,
+    bounded,
+    renaming,
+    shown,
+    unsupported,
+    wrong,
+)
 from server.generation import ClientGone, Generation
 from server.protocol.chat import ChatCompletionRequest
 from server.protocol.responses import RENAMED, ResponseRequest, chat_of
@@ -74,7 +84,7 @@ def router(state: ServerState) -> APIRouter:
     @routes.get("/v1/responses/{response_id}")
     async def retrieve(request: Request, response_id: str, stream: bool = False) -> Response:
         if stream:
-            raise UnsupportedField("'stream' is not supported: what was streamed once is not kept.", param="stream")
+            raise unsupported("stream", "is not supported: what was streamed once is not kept")
         _refuse_other(request, "stream")
         return object_response(store.get(response_id).body())
 
@@ -92,7 +102,7 @@ def router(state: ServerState) -> APIRouter:
             items.reverse()
         ids = [item["id"] for item in items]
         if after is not None and after not in ids:
-            raise InvalidRequest(f"'after' is {shown(after)}, which no item has for an id.", param="after")
+            raise wrong("after", f"is {shown(after)}, which no item has for an id")
         first = 0 if after is None else ids.index(after) + 1
         page = items[first : first + limit]
         ends = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {"first_id": None, "last_id": None}

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from server.errors import InvalidRequest, bounded, shown
+from server.errors import InvalidRequest, bounded, shown, wrong
 
 MAX_DEPTH = 64  # of schemas within schemas
 MAX_VALUE_DEPTH = 100  # of lists and objects in enum, const and annotations
@@ -46,9 +46,9 @@ def prepared(schema: object, field: str, *, strict: bool = False, close_objects:
     if schema is True:
         return {}
     if schema is False:
-        raise InvalidRequest(f"'{field}' is false: no answer could follow it.", param=field)
+        raise wrong(field, "is false: no answer could follow it")
     if not isinstance(schema, dict):
-        raise InvalidRequest(f"'{field}' must be a JSON schema, not {shown(schema)}.", param=field, code="invalid_type")
+        raise wrong(field, f"must be a JSON schema, not {shown(schema)}", "invalid_type")
     return _Preparation(field, strict, close_objects).schema(schema, "#", 0, True)
 
 
