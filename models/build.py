@@ -58,8 +58,8 @@ def _native(
 def _torch(checkpoint: Checkpoint, device: str, dtype: str, kv_dtype: str, max_model_len: int, threads: int) -> Runner:
     import torch
 
-    from models.attention.torch_backend import TorchAttention
     from models.decoder import Decoder
+    from models.torch_attention import TorchAttention
     from models.torch_runner import TorchRunner
 
     torch.set_num_threads(threads)

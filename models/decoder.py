@@ -1,7 +1,7 @@
 """A dense decoder of the Llama shape in torch operators, on any device: Llama, SmolLM, Mistral, Qwen2, Qwen3.
 
 It is the reference for the native CPU step and the model that runs on CUDA. Rows are packed [T, ...] without padding;
-attention is the backend's. Equations: Touvron et al. 2023 (RMSNorm before each half, SwiGLU, RoPE, residuals).
+attention is `TorchAttention`'s. Equations: Touvron et al. 2023 (RMSNorm before each half, SwiGLU, RoPE, residuals).
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from models.attention.base import AttentionBackend
 from models.base import Batch
 from models.config import ModelConfig
-from models.linear import Linear
 from models.rope import rope_tables
+from models.torch_attention import TorchAttention
 
 Fetch = Callable[[str], Tensor]
 
@@ -31,6 +30,27 @@ def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     """Rotate x [T, heads, dim] pairwise: (x[i], x[i + dim / 2]) by the angle of the row's position."""
     a, b = x.float().chunk(2, -1)
     return torch.cat((a * cosine - b * sine, b * cosine + a * sine), -1).to(x.dtype)
+
+
+class Linear:
+    """y = x W^T + b for x [T, in], the weight arranged once for its device.
+
+    On the CPU oneDNN would repack a bfloat16 weight at each call (about half the time of a small layer), so it is
+    packed here; elsewhere the plain weight serves.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self.bias = bias
+        available = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+        self.packed = available and weight.device.type == "cpu" and weight.dtype == torch.bfloat16
+        self.weight = (
+            torch.ops.mkldnn._reorder_linear_weight(weight.contiguous()) if self.packed else weight.contiguous()
+        )
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self.packed:
+            return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")  # type: ignore[no-any-return]
+        return functional.linear(x, self.weight, self.bias)
 
 
 class DecoderLayer:
@@ -53,7 +73,7 @@ class DecoderLayer:
         self.gate_up = fused("mlp.gate_proj", "mlp.up_proj")
         self.down = fused("mlp.down_proj")
 
-    def __call__(self, x: Tensor, cosine: Tensor, sine: Tensor, attention: AttentionBackend) -> Tensor:
+    def __call__(self, x: Tensor, cosine: Tensor, sine: Tensor, attention: TorchAttention) -> Tensor:
         c, rows = self.config, x.shape[0]
         qkv = self.qkv(rms_norm(x, self.input_norm, c.norm_eps)).view(rows, -1, c.head_dim)
         q, k, v = torch.split(qkv, [c.num_heads, c.num_kv_heads, c.num_kv_heads], 1)
@@ -92,7 +112,7 @@ class Decoder:
         cosine, sine = rope_tables(config, max_length)
         self.cosine, self.sine = (torch.from_numpy(t).to(device)[:, None, :] for t in (cosine, sine))
 
-    def hidden(self, batch: Batch, attention: AttentionBackend) -> Tensor:
+    def hidden(self, batch: Batch, attention: TorchAttention) -> Tensor:
         """The residual stream after the last layer, [T, hidden]."""
         device = self.embedding.device
         positions = torch.from_numpy(batch.positions).to(device)

@@ -1,8 +1,7 @@
 """The noise that turns logits into a sample: a pure function of (seed, position, vocabulary index).
 
 Nothing is drawn and no state is kept, so a token does not depend on who shares its batch or on how it was reached.
-This is the numpy reference; `models.torch_sampler` and `models/cpu/sampler_noise.h` give the same integers bit for bit
-and the same floats to one part in a million.
+`models/cpu/sampler_noise.h` gives the same integers bit for bit and the same floats to one part in a million.
 
     words[0..3] = Philox4x32-10(counter = (index // 4, position, use, 0), key = (seed mod 2^32, seed div 2^32 mod 2^32))
     x           = words[index % 4]                                   32 bits
@@ -19,13 +18,7 @@ Source: Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2
 
 from __future__ import annotations
 
-import numpy as np
-import numpy.typing as npt
-
-from models.sampling import F32, I32, I64
-
-U32 = npt.NDArray[np.uint32]
-U64 = npt.NDArray[np.uint64]
+import torch
 
 PHILOX_ROUNDS = 10
 PHILOX_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -34,39 +27,29 @@ MASK32 = 0xFFFFFFFF
 LARGEST_UNIFORM = 1.0 - 2.0**-24
 
 
-def philox(counter: tuple[U64, U64, U64, U64], key: tuple[U64, U64]) -> tuple[U64, U64, U64, U64]:
-    """Philox4x32-10 of 32-bit words held in uint64 arrays that broadcast together."""
-    c0, c1, c2, c3 = counter
-    k0, k1 = key
-    mask, shift = np.uint64(MASK32), np.uint64(32)
+def noise_bits(seeds: torch.Tensor, positions: torch.Tensor, vocab_size: int, use: int = 0) -> torch.Tensor:
+    """The 32 random bits of every (row, vocabulary index): int64 [L, vocab_size], for int64 seeds and positions [L].
+
+    Words of 32 bits are held in int64 tensors; products wrap modulo 2^64, which is what Philox wants.
+    """
+    k0, k1 = (seeds & MASK32)[:, None], ((seeds >> 32) & MASK32)[:, None]
+    blocks = (vocab_size + 3) // 4
+    c0 = torch.arange(blocks, device=seeds.device).expand(len(seeds), -1)
+    c1 = positions.long()[:, None].expand(-1, blocks)
+    c2, c3 = torch.full_like(c0, use), torch.zeros_like(c0)
     for _ in range(PHILOX_ROUNDS):
-        first = c0 * np.uint64(PHILOX_MULTIPLIERS[0])
-        second = c2 * np.uint64(PHILOX_MULTIPLIERS[1])
-        c0, c1, c2, c3 = (second >> shift) ^ c1 ^ k0, second & mask, (first >> shift) ^ c3 ^ k1, first & mask
-        k0 = (k0 + np.uint64(PHILOX_WEYL[0])) & mask
-        k1 = (k1 + np.uint64(PHILOX_WEYL[1])) & mask
-    return c0, c1, c2, c3
+        # Only what is multiplied next is cut to 32 bits: the high half of c1 and c3 never reaches a product.
+        first, second = c0 * PHILOX_MULTIPLIERS[0], c2 * PHILOX_MULTIPLIERS[1]
+        c0, c1 = (second >> 32).bitwise_xor_(c1).bitwise_xor_(k0).bitwise_and_(MASK32), second
+        c2, c3 = (first >> 32).bitwise_xor_(c3).bitwise_xor_(k1).bitwise_and_(MASK32), first
+        k0, k1 = (k0 + PHILOX_WEYL[0]) & MASK32, (k1 + PHILOX_WEYL[1]) & MASK32
+    words = torch.stack((c0, c1 & MASK32, c2, c3 & MASK32), dim=-1)
+    return words.reshape(len(seeds), -1)[:, :vocab_size]
 
 
-def noise_bits(seeds: I64, positions: I32, vocab_size: int, use: int = 0) -> U32:
-    """The 32 random bits of every (row, vocabulary index), [L, vocab_size], for seeds [L] and positions [L]."""
-    keys = seeds.astype(np.int64)[:, None].view(np.uint64)
-    blocks = np.arange((vocab_size + 3) // 4, dtype=np.uint64)[None, :]
-    rows = positions.astype(np.uint64)[:, None]
-    zero = np.zeros((1, 1), np.uint64)
-    words = philox((blocks, rows, zero + np.uint64(use), zero), (keys & np.uint64(MASK32), keys >> np.uint64(32)))
-    bits: U32 = np.stack(words, axis=-1).astype(np.uint32).reshape(len(seeds), -1)[:, :vocab_size]
-    return bits
-
-
-def uniform(bits: U32) -> F32:
-    """The v of the module's formula: float32 in the open interval (0, 1)."""
-    v: F32 = np.minimum((bits.astype(np.float32) + np.float32(0.5)) * np.float32(2.0**-32), np.float32(LARGEST_UNIFORM))
-    return v
-
-
-def gumbel_noise(seeds: I64, positions: I32, vocab_size: int) -> F32:
-    """Noise to add to the scaled logits: float32 [L, vocab_size], for seeds [L] and positions [L]."""
-    v = uniform(noise_bits(seeds, positions, vocab_size)).astype(np.float64)
-    noise: F32 = (-np.log(-np.log1p(-v))).astype(np.float32)
-    return noise
+def gumbel_noise(seeds: torch.Tensor, positions: torch.Tensor, vocab_size: int) -> torch.Tensor:
+    """Noise to add to the scaled logits: float32 [L, vocab_size], for int64 seeds and positions [L]."""
+    v = ((noise_bits(seeds, positions, vocab_size).float() + 0.5) * 2.0**-32).clamp_(max=LARGEST_UNIFORM)
+    # In double, so that a logarithm that differs in its last bit between devices, or between the body and the tail of
+    # a vectorised loop, still rounds to the same float.
+    return v.double().neg_().log1p_().neg_().log_().neg_().float()

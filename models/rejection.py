@@ -124,8 +124,8 @@ def _choose(nodes: Sequence[_Node], logits: F32, sampling: SamplingBatch) -> I32
     """The token behind each of N prefixes with these logits [N, V]; -1 where it cannot be sampled."""
     left = distributions(logits, sampling).astype(np.float64)
     tries = max(len(node.children) for node in nodes)
-    bits = noise_bits(sampling.seed, sampling.position, 1 + tries, PHILOX_USE)
-    uniform = (bits + 0.5) * 2.0**-32
+    seeds, positions = torch.from_numpy(sampling.seed), torch.from_numpy(sampling.position)
+    uniform = ((noise_bits(seeds, positions, 1 + tries, PHILOX_USE).double() + 0.5) * 2.0**-32).numpy()
     chosen = np.full(len(nodes), -1, np.int32)
     candidates = [list(node.children.items()) for node in nodes]
     for turn in range(tries):

@@ -1,13 +1,13 @@
-"""The runner for any device torch has: decoder, attention backend and sampler in torch operators."""
+"""The runner for any device torch has: decoder, attention and sampler in torch operators."""
 
 from __future__ import annotations
 
 import numpy as np
 import torch
 
-from models.attention.base import AttentionBackend
-from models.base import F32, U8, Batch, StepOutput
+from models.base import F32, Batch, StepOutput
 from models.decoder import Decoder
+from models.torch_attention import TorchAttention
 from models.torch_sampler import sample
 
 LOGIT_SLICE = 256  # logit rows in memory at a time: a prompt's logprobs would else take length x vocabulary floats
@@ -16,22 +16,10 @@ LOGIT_SLICE = 256  # logit rows in memory at a time: a prompt's logprobs would e
 class TorchRunner:
     """See `models.base.Runner`. Runs in inference mode; one thread at a time."""
 
-    def __init__(self, decoder: Decoder, attention: AttentionBackend) -> None:
+    def __init__(self, decoder: Decoder, attention: TorchAttention) -> None:
         self.decoder, self.attention, self.config = decoder, attention, decoder.config
-
-    def page_bytes(self, page_size: int) -> int:
-        return self.attention.page_bytes(page_size)
-
-    def allocate(self, num_pages: int, page_size: int) -> None:
-        self.attention.allocate(num_pages, page_size)
-
-    @torch.inference_mode()
-    def read_page(self, page: int, out: U8) -> None:
-        self.attention.read_page(page, out)
-
-    @torch.inference_mode()
-    def write_page(self, page: int, data: U8) -> None:
-        self.attention.write_page(page, data)
+        self.page_bytes, self.allocate = attention.page_bytes, attention.allocate
+        self.read_page, self.write_page = attention.read_page, attention.write_page
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> StepOutput:

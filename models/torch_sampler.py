@@ -15,8 +15,8 @@ import numpy.typing as npt
 import torch
 
 from models.base import StepOutput
+from models.noise import gumbel_noise
 from models.sampling import COUNT_MASK, TOP_P_SLACK, SamplingBatch
-from models.torch_noise import gumbel_noise
 
 LARGEST_FACTOR = np.float32(3e38)  # of 1 / temperature: finite, so that 0 times it is 0
 

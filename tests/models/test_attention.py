@@ -7,13 +7,12 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
+from support.cpu_attention import CpuAttention
 from support.steps import Piece, step
 
-from models.attention.base import AttentionBackend
-from models.attention.cpu_backend import CpuAttention
-from models.attention.torch_backend import TorchAttention
 from models.config import ModelConfig, RopeConfig
 from models.cpu import library as lib
+from models.torch_attention import TorchAttention
 
 
 @pytest.fixture(params=["tiles", "vectors"], autouse=True)
@@ -34,7 +33,12 @@ def config(heads: int, kv_heads: int, dim: int, window: int | None) -> ModelConf
 
 
 def attend(
-    backend: AttentionBackend, shape: ModelConfig, lengths: list[int], new: list[int], page_size: int, seed: int
+    backend: CpuAttention | TorchAttention,
+    shape: ModelConfig,
+    lengths: list[int],
+    new: list[int],
+    page_size: int,
+    seed: int,
 ) -> torch.Tensor:
     """Fill the pages of several sequences a chunk at a time, then attend with the last `new` rows of each."""
     torch.manual_seed(seed)
@@ -85,7 +89,7 @@ def test_native_attention_in_bfloat16_is_within_its_rounding() -> None:
 @pytest.mark.parametrize("backend", ["torch", "cpu"])
 def test_pages_are_copied_before_a_step_writes(backend: str) -> None:
     shape = config(2, 1, 32, None)
-    attention: AttentionBackend = (
+    attention: CpuAttention | TorchAttention = (
         TorchAttention(shape, torch.device("cpu"), torch.float32)
         if backend == "torch"
         else CpuAttention(shape, torch.float32, 1)
@@ -133,7 +137,7 @@ def last_row(shape: ModelConfig, threads: int, lengths: list[int], new: list[int
 @pytest.mark.parametrize("native", [True, False])
 def test_a_page_that_was_read_and_written_elsewhere_attends_to_the_same_bits(native: bool, dtype: torch.dtype) -> None:
     shape = config(4, 2, 64, None)
-    backend: AttentionBackend = (
+    backend: CpuAttention | TorchAttention = (
         CpuAttention(shape, dtype, 1) if native else TorchAttention(shape, torch.device("cpu"), dtype)
     )
     backend.allocate(5, 16)

@@ -7,8 +7,9 @@ import ctypes
 import numpy as np
 import pytest
 import torch
+from support import noise as reference
 
-from models import noise, torch_noise
+from models import noise
 
 # counter, key and result from the known-answer file of the authors' own library
 PHILOX_VECTORS = [
@@ -27,7 +28,7 @@ def words(text: str) -> list[int]:
 @pytest.mark.parametrize(("counter", "key", "expected"), PHILOX_VECTORS)
 def test_philox_gives_the_published_vectors(counter: str, key: str, expected: str) -> None:
     c0, c1, c2, c3, k0, k1 = (np.array([word], np.uint64) for word in words(counter) + words(key))
-    result = noise.philox((c0, c1, c2, c3), (k0, k1))
+    result = reference.philox((c0, c1, c2, c3), (k0, k1))
     assert [int(word[0]) for word in result] == words(expected)
 
 
@@ -41,25 +42,25 @@ def test_native_philox_gives_the_published_vectors(library: ctypes.CDLL, counter
 def test_a_word_is_the_lane_of_the_counter_and_key_that_the_formula_names() -> None:
     seed, position, index = -5, 77, 1003
     u64 = [np.array([x], np.uint64) for x in (index // 4, position, 0, seed % 2**32, (seed >> 32) % 2**32)]
-    expected = noise.philox((u64[0], u64[1], u64[2], u64[2]), (u64[3], u64[4]))[index % 4]
-    bits = noise.noise_bits(np.array([seed]), np.array([position], np.int32), 1004)
+    expected = reference.philox((u64[0], u64[1], u64[2], u64[2]), (u64[3], u64[4]))[index % 4]
+    bits = reference.noise_bits(np.array([seed]), np.array([position], np.int32), 1004)
     assert bits[0, index] == expected[0]
 
 
 @pytest.mark.parametrize("vocab_size", [1, 5, 32, 1003])
 def test_torch_gives_the_same_noise(vocab_size: int) -> None:
     seeds, positions = torch.from_numpy(SEEDS), torch.from_numpy(POSITIONS)
-    bits = torch_noise.noise_bits(seeds, positions, vocab_size)
-    assert (bits.numpy() == noise.noise_bits(SEEDS, POSITIONS, vocab_size)).all()
-    gumbel = torch_noise.gumbel_noise(seeds, positions, vocab_size)
+    bits = noise.noise_bits(seeds, positions, vocab_size)
+    assert (bits.numpy() == reference.noise_bits(SEEDS, POSITIONS, vocab_size)).all()
+    gumbel = noise.gumbel_noise(seeds, positions, vocab_size)
     assert gumbel.dtype == torch.float32
-    np.testing.assert_allclose(gumbel, noise.gumbel_noise(SEEDS, POSITIONS, vocab_size), rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(gumbel, reference.gumbel_noise(SEEDS, POSITIONS, vocab_size), rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("vocab_size", [1, 5, 32, 1003])
 def test_native_code_gives_the_same_noise(library: ctypes.CDLL, vocab_size: int) -> None:
-    expected_bits = noise.noise_bits(SEEDS, POSITIONS, vocab_size)
-    expected = noise.gumbel_noise(SEEDS, POSITIONS, vocab_size)
+    expected_bits = reference.noise_bits(SEEDS, POSITIONS, vocab_size)
+    expected = reference.gumbel_noise(SEEDS, POSITIONS, vocab_size)
     for row, (seed, position) in enumerate(zip(SEEDS.tolist(), POSITIONS.tolist(), strict=True)):
         bits = np.zeros(vocab_size, np.uint32)
         uniform, gumbel, bound = (np.zeros(vocab_size, np.float32) for _ in range(3))
@@ -70,14 +71,14 @@ def test_native_code_gives_the_same_noise(library: ctypes.CDLL, vocab_size: int)
             *(ctypes.c_void_p(array.ctypes.data) for array in (bits, uniform, gumbel, bound)),
         )
         assert (bits == expected_bits[row]).all()
-        assert (uniform == noise.uniform(expected_bits[row])).all()
+        assert (uniform == reference.uniform(expected_bits[row])).all()
         np.testing.assert_allclose(gumbel, expected[row], rtol=1e-6, atol=1e-6)
         assert (bound > gumbel).all(), "the bound that lets a token be passed over must never be below its noise"
         assert (bound - gumbel)[uniform < 0.01].max(initial=0) < 0.08
 
 
 def test_uniforms_lie_strictly_between_0_and_1() -> None:
-    ends = noise.uniform(np.array([0, 1, 2**32 - 2, 2**32 - 1], np.uint32))
+    ends = reference.uniform(np.array([0, 1, 2**32 - 2, 2**32 - 1], np.uint32))
     assert ends.dtype == np.float32
     assert (ends > 0).all()
     assert (ends < 1).all()
@@ -85,7 +86,7 @@ def test_uniforms_lie_strictly_between_0_and_1() -> None:
 
 
 def test_noise_has_the_gumbel_distribution() -> None:
-    drawn = np.sort(noise.gumbel_noise(np.arange(40, dtype=np.int64), np.zeros(40, np.int32), 5000).ravel())
+    drawn = np.sort(reference.gumbel_noise(np.arange(40, dtype=np.int64), np.zeros(40, np.int32), 5000).ravel())
     exact = np.exp(-np.exp(-drawn.astype(np.float64)))
     n = len(drawn)
     kolmogorov_smirnov = np.abs(exact - (np.arange(n) + 0.5) / n).max() * np.sqrt(n)
@@ -96,15 +97,15 @@ def test_noise_has_the_gumbel_distribution() -> None:
 def test_neighbouring_seeds_and_positions_are_independent(step: int) -> None:
     n = 50_000
     seeds = np.array([9, 9 + step, 9], np.int64)
-    rows = noise.gumbel_noise(seeds, np.array([5, 5, 6], np.int32), n)
+    rows = reference.gumbel_noise(seeds, np.array([5, 5, 6], np.int32), n)
     correlation = np.corrcoef(rows) - np.eye(3)
     assert np.abs(correlation).max() < 4 / np.sqrt(n)
     assert abs(np.corrcoef(rows[0, 1:], rows[0, :-1])[0, 1]) < 4 / np.sqrt(n)
 
 
 def test_a_row_of_noise_does_not_depend_on_the_other_rows() -> None:
-    alone = torch_noise.gumbel_noise(torch.tensor([3]), torch.tensor([8]), 1001)
-    among = torch_noise.gumbel_noise(torch.tensor([1, 2, 3, 4]), torch.tensor([5, 5, 8, 8]), 1001)
+    alone = noise.gumbel_noise(torch.tensor([3]), torch.tensor([8]), 1001)
+    among = noise.gumbel_noise(torch.tensor([1, 2, 3, 4]), torch.tensor([5, 5, 8, 8]), 1001)
     assert torch.equal(alone[0], among[2])
 
 

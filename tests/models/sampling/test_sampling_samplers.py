@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from support.noise import gumbel_noise
 
 from models.base import StepOutput
 from models.cpu.sampling_abi import sampling_view
-from models.noise import gumbel_noise
 from models.sampling import IN_PROMPT, SamplingBatch
 from models.torch_sampler import sample
 

@@ -1,8 +1,4 @@
-"""Paged attention by the native kernels, behind the decoder in torch operators.
-
-The native runner has its own way to the same code. This one is how that code is compared with the reference, and what a
-model that only torch can run would use on the CPU; `models.build` chooses it for none today.
-"""
+"""The native kernels' attention alone, called as `models.torch_attention` is, to compare the two."""
 
 from __future__ import annotations
 
@@ -18,7 +14,7 @@ from models.cpu.weights import check_shape
 
 
 class CpuAttention(NativePages):
-    """See `models.attention.base.AttentionBackend`; pages as attention.h lays them out."""
+    """See `TorchAttention`; pages as attention.h lays them out."""
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, threads: int) -> None:
         check_shape(config)

@@ -1,6 +1,8 @@
-"""The reference: paged attention in plain torch operators, on any device.
+"""Paged attention in plain torch operators, on any device: the reference that the native kernels are tested against.
 
-Every other backend is tested against this one. Softmax in float32; keys and values gathered a sequence at a time.
+Owns the KV memory of every layer, and with it the arrangement of numbers inside a page; everyone else knows pages by
+their ids alone. One thread at a time calls it: `begin` once a step, then `attend` once a layer, in order. Softmax in
+float32; keys and values gathered a sequence at a time.
 """
 
 from __future__ import annotations
@@ -12,7 +14,8 @@ from models.config import ModelConfig
 
 
 class TorchAttention:
-    """K and V of a layer: [pages, kv_heads, page_size, head_dim] each."""
+    """K and V of a layer: [pages, kv_heads, page_size, head_dim] each. T query rows of S sequences, as in
+    `models.base.Batch`; the methods that are not described here are those of `models.base.Runner`."""
 
     def __init__(self, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> None:
         self.config, self.device, self.dtype = config, device, dtype
@@ -31,14 +34,17 @@ class TorchAttention:
 
     # NOTE: on CUDA these return early. Whoever comes next on the same stream finds the copy done, and that is every
     # step and every other of these copies; memory that is not pinned is copied before they return.
+    @torch.inference_mode()
     def read_page(self, page: int, out: U8) -> None:
         torch.from_numpy(out).copy_(self.whole[:, :, page].reshape(-1).view(torch.uint8), non_blocking=True)
 
+    @torch.inference_mode()
     def write_page(self, page: int, data: U8) -> None:
         part = self.whole[:, :, page]
         part.copy_(torch.from_numpy(data).to(self.device, non_blocking=True).view(self.dtype).view(part.shape))
 
     def begin(self, batch: Batch) -> None:
+        """Start a step: copy the pages it asks for, and note where its rows are written and what they may see."""
         to = self.device
         if len(batch.copies[0]):
             source, target = torch.from_numpy(batch.copies[0]).long().to(to).unbind(1)
@@ -55,6 +61,10 @@ class TorchAttention:
         self.pages, self.offsets = self.tables[rows, slots // self.page_size], slots % self.page_size
 
     def attend(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        """Write this layer's keys and values, then attend.
+
+        query [T, heads, head_dim], key and value [T, kv_heads, head_dim], all after RoPE. Returns [T, heads, head_dim].
+        """
         c = self.config
         keys, values = self.memory[layer]
         keys[self.pages, :, self.offsets] = key.to(self.dtype)
@@ -63,17 +73,9 @@ class TorchAttention:
         out = torch.empty_like(query)
         for index, (begin, end, length) in enumerate(self.spans):
             pages = self.tables[index, : -(-length // self.page_size)]
-            k = (
-                keys[pages]
-                .transpose(1, 2)
-                .reshape(-1, c.num_kv_heads, c.head_dim)[:length]
-                .repeat_interleave(shared, 1)
-            )
-            v = (
-                values[pages]
-                .transpose(1, 2)
-                .reshape(-1, c.num_kv_heads, c.head_dim)[:length]
-                .repeat_interleave(shared, 1)
+            k, v = (
+                kept[pages].transpose(1, 2).flatten(0, 1)[:length].repeat_interleave(shared, 1)
+                for kept in (keys, values)
             )
             scores = torch.einsum("qhd,khd->hqk", query[begin:end].float(), k.float()) * c.head_dim**-0.5
             distance = self.slots[begin:end, None] - torch.arange(length, device=self.device)[None, :]

@@ -1,1 +1,0 @@
-"""Attention over the paged KV memory, one backend a module, all behind `base.AttentionBackend`."""
