@@ -5,7 +5,10 @@ Owner: whoever loads a model; immutable afterwards. Knows nothing of files, devi
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+# How the usual model families spell the end of a text or of a turn, for files that do not list all of theirs.
+END_TOKENS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +50,3 @@ class ModelConfig:
     windows: tuple[int | None, ...] = ()  # per layer: tokens a row attends to, itself included; None for all
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
-    extra: tuple[tuple[str, object], ...] = field(default=())
-
-    @property
-    def kv_bytes_per_token_fp16(self) -> int:
-        """Bytes of keys and values one token takes over all layers at two bytes a number."""
-        return self.num_layers * 2 * self.num_kv_heads * self.head_dim * 2

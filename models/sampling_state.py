@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from types import MappingProxyType
 
@@ -59,20 +59,7 @@ class _Words:
 class _Rows:
     """What does not change from step to step while the slots behind the rows are the same."""
 
-    temperature: F32
-    top_p: F32
-    top_k: I32
-    min_p: F32
-    seed: I64
-    row_logprobs: I32
-    num_logprobs: int
-    presence: F32 | None
-    frequency: F32 | None
-    repetition: F32 | None
-    count_row: I32 | None
-    bias_row: I32 | None
-    bias_token: I32 | None
-    bias_value: F32 | None
+    sampling: SamplingBatch
     bias_until: I32 | None  # None when every bias holds always
     bias_slot: I32 | None
 
@@ -190,13 +177,14 @@ class SamplingState:
         filled until the step runs.
         """
         if targets.size and targets.max() >= 0:
-            rows = self._gather(slots, targets)
+            rows = self._gather(slots, positions, targets)
         else:
             key = slots.tobytes()
             if self._cached is None or self._cached[0] != key:
-                self._cached = (key, self._gather(slots, targets))
+                self._cached = (key, self._gather(slots, positions, targets))
             rows = self._cached[1]
-        bias_row, bias_token, bias_value = rows.bias_row, rows.bias_token, rows.bias_value
+        kept = rows.sampling
+        bias_row, bias_token, bias_value = kept.bias_row, kept.bias_token, kept.bias_value
         if bias_row is not None and bias_token is not None and bias_value is not None and rows.bias_until is not None:
             outputs = self._outputs[rows.bias_slot]
             if drafts:
@@ -208,21 +196,12 @@ class SamplingState:
             bias_row, bias_token, bias_value = self._with_bad_words(
                 slots, targets, drafts, bias_row, bias_token, bias_value
             )
-        count_row = rows.count_row if rows.count_row is None else self._count_drafts(rows.count_row, drafts)
-        return SamplingBatch(
-            temperature=rows.temperature,
-            top_p=rows.top_p,
-            top_k=rows.top_k,
-            min_p=rows.min_p,
-            seed=rows.seed,
+        count_row = None if kept.count_row is None else self._count_drafts(kept.count_row, drafts)
+        return replace(
+            kept,
             position=positions,
             target=targets,
-            num_logprobs=rows.num_logprobs,
-            row_logprobs=rows.row_logprobs if rows.num_logprobs >= 0 else None,
-            presence=rows.presence,
-            frequency=rows.frequency,
-            repetition=rows.repetition,
-            counts=self._counts if count_row is not None else None,
+            counts=None if count_row is None else self._counts,
             count_row=count_row,
             bias_row=bias_row,
             bias_token=bias_token,
@@ -231,20 +210,23 @@ class SamplingState:
             mask_row=mask_row,
         )
 
-    def _gather(self, slots: I32, targets: I32) -> _Rows:
+    def _gather(self, slots: I32, positions: I32, targets: I32) -> _Rows:
         sampling = targets < 0
         row_logprobs = np.where(sampling, self._logprobs[slots], self._prompt_logprobs[slots])
         count_row = np.where(sampling, self._count_row[slots], np.int32(-1))
         penalised = bool(count_row.size) and count_row.max() >= 0
         bias_row, bias_token, bias_value, bias_until = self._gather_biases(slots, sampling)
-        return _Rows(
+        num_logprobs = int(row_logprobs.max(initial=-1))
+        sampling_batch = SamplingBatch(
             temperature=self._temperature[slots],
             top_p=self._top_p[slots],
             top_k=self._top_k[slots],
             min_p=self._min_p[slots],
             seed=self._seed[slots],
-            row_logprobs=row_logprobs,
-            num_logprobs=int(row_logprobs.max(initial=-1)),
+            position=positions,
+            target=targets,
+            num_logprobs=num_logprobs,
+            row_logprobs=row_logprobs if num_logprobs >= 0 else None,
             presence=self._presence[slots] if penalised else None,
             frequency=self._frequency[slots] if penalised else None,
             repetition=self._repetition[slots] if penalised else None,
@@ -252,9 +234,8 @@ class SamplingState:
             bias_row=bias_row,
             bias_token=bias_token,
             bias_value=bias_value,
-            bias_until=bias_until,
-            bias_slot=None if bias_row is None else slots[bias_row],
         )
+        return _Rows(sampling_batch, bias_until, None if bias_row is None else slots[bias_row])
 
     def _gather_biases(
         self, slots: I32, sampling: npt.NDArray[np.bool_]

@@ -45,7 +45,7 @@ class Checkpoint(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """A key of the content, equal for equal files wherever they lie: see `fingerprint.py`."""
+        """A key of the content, equal for equal files wherever they lie: see `mapped.fingerprint`."""
 
     def names(self) -> list[str]:
         """Every tensor, in the order of a forward pass."""

@@ -6,6 +6,10 @@ Owner: whoever loads the model.
 from __future__ import annotations
 
 import hashlib
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 
@@ -13,7 +17,8 @@ from tokenizers import Tokenizer
 
 from models.errors import UnsupportedModelError
 from models.loading.cache import build_once, cache_path
-from models.loading.progress import progress
+
+DELAY_SECONDS = 1.0
 
 
 def converted_tokenizer(content_key: str, folder: str, gguf_file: str | None = None) -> Tokenizer:
@@ -43,3 +48,25 @@ def _convert(folder: str, gguf_file: str | None) -> str:
             raise UnsupportedModelError(
                 f"The tokenizer of {where} cannot be read ({reason[0] if reason else type(error).__name__})."
             ) from error
+
+
+@contextmanager
+def progress(description: str) -> Iterator[None]:
+    """A bar for work of unknown length: on a terminal's stderr, once a second has passed, until the work is done."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    bar = Progress(console=Console(stderr=True), transient=True)
+    bar.add_task(description, total=None)
+    timer = threading.Timer(DELAY_SECONDS, bar.start)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+        bar.stop()

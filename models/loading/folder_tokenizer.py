@@ -14,9 +14,9 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
+from models.config import END_TOKENS
 from models.errors import CorruptModelError
 from models.loading.converted_tokenizer import converted_tokenizer
-from models.loading.end_tokens import END_TOKENS
 from models.loading.folder_config import read_json
 
 CONVERTIBLE = ("tokenizer.model", "vocab.json", "merges.txt")

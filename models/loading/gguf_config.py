@@ -11,9 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from models.config import ModelConfig, RopeConfig
+from models.config import END_TOKENS, ModelConfig, RopeConfig
 from models.errors import CorruptModelError, UnsupportedModelError
-from models.loading.end_tokens import END_TOKENS
 from models.loading.layout import MAX_LAYERS, check_numbers
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")

@@ -15,10 +15,9 @@ from safetensors import SafetensorError, safe_open
 from models.config import ModelConfig
 from models.errors import CorruptModelError, ModelNotFoundError, UnsupportedModelError
 from models.loading.checkpoint import QuantizedTensor
-from models.loading.fingerprint import fingerprint
 from models.loading.folder_config import read_folder_config, read_json
 from models.loading.layout import LM_HEAD, check_tensors, tensor_shapes
-from models.loading.mapped import MappedFile
+from models.loading.mapped import MappedFile, fingerprint
 
 if TYPE_CHECKING:
     import torch

@@ -8,7 +8,7 @@ import gguf
 import numpy as np
 import pytest
 
-from models.loading.dequantise import dequantise
+from models.loading.gguf_file import dequantise
 from models.loading.gguf_header import KINDS
 
 Block = bytes

@@ -15,8 +15,7 @@ from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from models.errors import CorruptModelError, ModelError, ModelNotFoundError, UnsupportedModelError
 from models.loading.checkpoint import Checkpoint, open_checkpoint
-from models.loading.dequantise import dequantise
-from models.loading.gguf_file import open_gguf
+from models.loading.gguf_file import dequantise, open_gguf
 from models.loading.layout import tensor_shapes
 from models.loading.source import Source, resolve_source
 
