@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from scheduler.stream import TokenLogprob, Update
-from server.detokenize import Detokenizer
+from server.detokenize import Decoding, Detokenizer
 from server.message import MessageParser
 from server.stops import StopMatcher
 from server.tools.parts import Part, joined
@@ -50,6 +50,34 @@ def merged(deltas: Sequence[Delta]) -> Delta:
         deltas[-1].stop,
         None if deltas[-1].parts is None else joined([part for delta in deltas for part in delta.parts or ()]),
     )
+
+
+@dataclass(slots=True)
+class Echo:
+    """A prompt that the answer says something about: itself, before each of its choices, or its logprobs, or both."""
+
+    text: str | None  # None: it is not repeated
+    tokens: Sequence[int]
+    scored: bool
+    logprobs: list[TokenLogprob] = field(default_factory=list)  # from the second token on
+    held: list[Update] = field(default_factory=list)  # that came before the prompt was scored
+
+    @property
+    def complete(self) -> bool:
+        return not self.scored or len(self.logprobs) == len(self.tokens) - 1
+
+    def delta(self, decoding: Decoding, skip_special: bool) -> Delta:
+        """The prompt as if it had been generated."""
+        records = self.records(decoding, skip_special) if self.scored else []
+        return Delta(self.text or "", records, [], None)
+
+    def records(self, decoding: Decoding, skip_special: bool) -> list[TokenRecord]:
+        """Its tokens with their logprobs, of a prompt that has been scored; the first has none."""
+        records, detokenizer, offset = [], decoding.detokenizer(skip_special), 0
+        for token, logprob in zip(self.tokens, [None, *self.logprobs], strict=True):
+            records.append(TokenRecord(token, logprob, offset))
+            offset += len(detokenizer.feed(token))
+        return records
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +124,7 @@ class Choice:
         for position, token in enumerate(update.tokens):
             taken += 1
             self.completion_tokens += 1
-            if update.logprobs is not None:
+            if update.logprobs:
                 self._note(token, update.logprobs[position])
             stop = self._add(self._detokenizer.feed(token), pieces)
             if self._parser is not None:
@@ -107,7 +135,7 @@ class Choice:
                 break
         if self.finish_reason is None and update.finish_reason is not None:
             stop = self._finish(update, pieces)
-        records, tokens = self._due(), list(update.tokens[:taken])
+        records, tokens = self._due(), update.tokens[:taken]
         if self._parser is None:
             return Delta("".join(pieces), records, tokens, self.finish_reason, stop)
         parts += self._parser.feed("".join(pieces[parsed:]))

@@ -6,35 +6,23 @@ wire.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from pydantic import ValidationError
 from starlette.types import Receive
 
 from scheduler.request import Request as EngineRequest
-from server.echo import Echo
-from server.errors import from_validation
+from server.choice import Echo
 from server.generation import Generation
 from server.intake import LengthPolicy, engine_request, sampling_params
 from server.protocol.chat import ChatCompletionRequest
-from server.protocol.checks import check_chat, check_names
+from server.protocol.checks import check_chat
 from server.protocol.tools import tool_choice
 from server.routes.generating import bad_words, compiled, generation, text_options
 from server.shaping import form_of
 from server.state import ServerState
 from server.tokenize import Tokenizing
 from server.tools.definitions import ToolChoice
-
-
-def chat_request(body: dict[str, Any]) -> ChatCompletionRequest:
-    """A request that was put together from another API's. Raises InvalidRequest in the words of this one."""
-    check_names(body, ChatCompletionRequest)
-    try:
-        return ChatCompletionRequest.model_validate(body)
-    except ValidationError as error:
-        raise from_validation(error) from None
 
 
 async def prompt_of(state: ServerState, fields: ChatCompletionRequest) -> list[int]:
@@ -67,14 +55,14 @@ async def request_of(
 
 async def begin(
     state: ServerState, fields: ChatCompletionRequest, request_id: str, arrival: float, receive: Receive
-) -> tuple[Generation, Sequence[Echo]]:
+) -> Generation:
     """Hand the conversation to the engine. Raises an APIError when it is refused, and ClientGone."""
     work = await request_of(state, fields, await prompt_of(state, fields), request_id, arrival)
     form = form_of(state, fields, _choice(fields), work.prompt.tolist())
     work = replace(work, constraint=await compiled(state, form.grammar, receive))
     echoes = [] if fields.prompt_logprobs is None else [Echo(None, work.prompt.tolist(), scored=True)]
     options = text_options(fields, logprobs=bool(fields.logprobs))
-    return generation(state, [work], replace(options, parser=form.parser, shown=form.shown), echoes), echoes
+    return generation(state, [work], replace(options, parser=form.parser, shown=form.shown), echoes)
 
 
 def _choice(fields: ChatCompletionRequest) -> ToolChoice | None:

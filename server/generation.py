@@ -8,23 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING
 
 from scheduler import errors as engine_errors
 from scheduler.request import Request
 from scheduler.stream import RequestStream, Update
-from server.choice import Choice, Delta, TextOptions
-from server.detokenize import Decoding
-from server.echo import Echo
+from server.choice import Choice, Delta, Echo, TextOptions, TokenRecord
+from server.deadline import deadline
 from server.errors import APIError, DeadlineExceeded, InternalError, Unavailable
 from server.exchange import current
 from server.refusals import failure, refusal, refused_for
 
 if TYPE_CHECKING:
-    from scheduler.engine import Engine
-    from server.metrics import Metrics
+    from server.state import ServerState
 
 
 class ClientGone(Exception):  # noqa: N818
@@ -36,28 +33,23 @@ class Generation:
 
     def __init__(
         self,
-        engine: Engine,
-        metrics: Metrics,
-        decoding: Decoding,
+        state: ServerState,
         requests: Sequence[Request],
         options: TextOptions,
-        echoes: Sequence[Echo] = (),
-        clock: Callable[[], float] = time.monotonic,
-        deadline: float = math.inf,
-        spend: Callable[[int], None] = lambda tokens: None,
+        echoes: Sequence[Echo],
+        spend: Callable[[int], None],
     ) -> None:
-        """Queue the requests. Raises an APIError when the engine refuses them.
+        """Queue the requests. Raises an APIError when the engine refuses them, or the deadline has passed.
 
-        At `deadline`, a reading of the clock, what is left is broken off. `spend` is told of tokens as they are used.
+        `spend` is told of tokens as they are used.
         """
-        self._engine = engine
-        self._metrics = metrics
-        self._decoding = decoding
-        self._options = options
+        engine, metrics, clock = state.engine, state.metrics, state.clock
+        self._engine, self._metrics, self._clock = engine, metrics, clock
         self._echoes = echoes
         self._n = requests[0].n
-        self._clock = clock
         self._arrival = requests[0].arrival or clock()
+        self.decoding = state.tokenizing.decoding
+        self.options = options
         self._cached = [0] * len(requests)
         self._open = len(requests) * self._n
         self.gone = False  # whether the client is
@@ -67,7 +59,8 @@ class Generation:
         self.requests = requests
         self.accepted_tokens = self.rejected_tokens = 0  # of drafts, in choices that the engine has ended
         self.prompt_tokens = sum(len(request.prompt) for request in requests)
-        if deadline <= clock():
+        remaining = deadline.get() - clock()
+        if remaining <= 0:
             metrics.refuse("deadline")
             raise DeadlineExceeded
         try:
@@ -79,14 +72,13 @@ class Generation:
         spend(self.prompt_tokens)
         self._expired = False
         self._timer = None
-        if deadline < math.inf:
-            self._timer = asyncio.get_running_loop().call_later(deadline - clock(), self._expire)
+        if remaining < math.inf:
+            self._timer = asyncio.get_running_loop().call_later(remaining, self._expire)
         self._lives = [life for request in requests if (life := engine.journal.life(request.id)) is not None]
+        detokenizer = self.decoding.detokenizer
         starts = [len(echo.text or "") for echo in echoes] or [0] * len(requests)
         self.choices = [
-            Choice(
-                number, options, decoding.detokenizer(options.skip_special, options.shown), starts[number // self._n]
-            )
+            Choice(number, options, detokenizer(options.skip_special, options.shown), starts[number // self._n])
             for number in range(self._open)
         ]
 
@@ -125,6 +117,10 @@ class Generation:
             "predicted_ms": 1e3 * (last - first),
             "predicted_per_second": (generated - 1) / (last - first) if last > first else 0.0,
         }
+
+    def prompt_records(self, prompt: int) -> list[TokenRecord]:
+        """The tokens of a prompt that has been scored."""
+        return self._echoes[prompt].records(self.decoding, self.options.skip_special)
 
     def client_gone(self) -> None:
         """Stop working for a client that went away: `deltas` raises ClientGone as soon as the engine lets go."""
@@ -186,7 +182,7 @@ class Generation:
                     self._engine.stop_choice(self.requests[prompt].id, update.index, "stop")
             if self._echoes and self._echoes[prompt].text is not None and not choice.echoed:
                 choice.echoed = True
-                result.append((choice, self._echoes[prompt].delta(self._decoding, self._options.skip_special)))
+                result.append((choice, self._echoes[prompt].delta(self.decoding, self.options.skip_special)))
             result.append((choice, delta))
         return result
 

@@ -64,6 +64,10 @@ class ServerState:
             digest = hashlib.sha256(f"{self.version} {self.model_names[0]}".encode()).hexdigest()
             self.system_fingerprint = f"fp_{digest[:10]}"
 
+    def head(self, answer_id: str, model: str) -> dict[str, str]:
+        """How the answers of OpenAI's older APIs begin."""
+        return {"id": answer_id, "model": model, "system_fingerprint": self.system_fingerprint}
+
     def namespace(self, salt: Hashable) -> Hashable:
         """Whose prefixes the request being answered shares: those of the same salt, and of the same key if so set."""
         return f"{caller.get()} {salt or ''}" if self.isolates_keys else salt

@@ -19,9 +19,13 @@ from server.choice import Delta, merged
 from server.errors import APIError, InternalError
 from server.exchange import note_error
 from server.generation import ClientGone, Generation
-from server.replies.chunks import KEEP_ALIVE, AnswerWriter
+from server.replies.blocks import BlockWriter
+from server.replies.chunks import ChunkWriter
 
 logger = logging.getLogger(__name__)
+
+AnswerWriter = ChunkWriter | BlockWriter
+KEEP_ALIVE = b": waiting\n\n"
 
 HEADERS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -100,9 +104,9 @@ class EventStream(Response):
         generation, writer = self._generation, self._writer
         async with contextlib.aclosing(generation.deltas()) as deltas:
             async for news in deltas:
-                data = b"".join([writer.events(generation, choice, delta) for choice, delta in news])
+                data = b"".join([writer.events(choice, delta) for choice, delta in news])
                 if generation.finished:
-                    await self._send(send, data + writer.end(generation), last=True)
+                    await self._send(send, data + writer.end(), last=True)
                 elif data:
                     await self._send(send, data)
 

@@ -9,14 +9,18 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-from server.errors import MAX_SHOWN_CHARS, InvalidRequest, bounded, missing, shown, unsupported, wrong
+from pydantic import ValidationError
+
+from server.errors import MAX_SHOWN_CHARS, InvalidRequest, bounded, from_validation, missing, shown, unsupported, wrong
 from server.protocol.chat import ChatCompletionRequest, Message
 from server.protocol.completions import CompletionRequest
 from server.protocol.fields import Fields, GenerationFields
 from server.protocol.messages import CountTokensRequest
 from server.protocol.responses import ResponseRequest
+
+T = TypeVar("T", bound=Fields)
 
 TYPO_SIMILARITY = 0.8
 MAX_NAMED_FIELDS = 20
@@ -119,6 +123,15 @@ REFUSED[ResponseRequest] = _CHAT_ONLY | {
     "prompt_cache_retention": Refusal("prefixes stay cached as long as there is room"),
     "prompt_cache_options": Refusal("prefixes are cached without being asked"),
 }
+
+
+def read(body: Mapping[str, object], model: type[T]) -> tuple[T, tuple[str, ...]]:
+    """A body as far as its types say, and the names in it that are not known."""
+    unknown = check_names(body, model)
+    try:
+        return model.model_validate(body), unknown
+    except ValidationError as error:
+        raise from_validation(error) from None
 
 
 def check_names(body: Mapping[str, object], model: type[Fields]) -> tuple[str, ...]:

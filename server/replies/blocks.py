@@ -54,32 +54,34 @@ class Piece(NamedTuple):
 class BlockWriter(ABC):
     """Turns deltas into events, and remembers the blocks."""
 
-    def __init__(self) -> None:
+    def __init__(self, work: Generation) -> None:
         self.blocks: list[Block] = []
         self.finish_reason: str | None = None
         self.stop: str | int | None = None
-        self.work: Generation | None = None  # while it is not finished
+        self.work: Generation | None = work  # until it is finished, for answers that are kept
+        self._begun = False
         self._records: list[TokenRecord] = []  # whose text is held back
 
-    def events(self, generation: Generation, _: Choice, delta: Delta) -> bytes:
+    def events(self, _: Choice, delta: Delta) -> bytes:
         """The events of a delta, as they are sent."""
-        return b"".join([self.sent(event) for event in self._events(generation, delta)])
+        return b"".join([self.sent(event) for event in self._events(delta)])
 
     def sent(self, event: Event) -> bytes:
         return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), orjson.dumps(event))
 
-    def end(self, _: Generation) -> bytes:
+    def end(self) -> bytes:
         """What follows the last delta."""
         return b""
 
-    def whole(self, generation: Generation, answers: Sequence[Delta]) -> bytes:
-        self.events(generation, generation.choices[0], answers[0])
-        return orjson.dumps(self.body(generation))
+    def whole(self, answers: Sequence[Delta]) -> bytes:
+        for _ in self._events(answers[0]):
+            pass  # remembered, not sent
+        return orjson.dumps(self.body())
 
-    def _events(self, generation: Generation, delta: Delta) -> Iterator[Event]:
-        if self.work is None:
-            self.work = generation
-            yield from self.begun(generation)
+    def _events(self, delta: Delta) -> Iterator[Event]:
+        if not self._begun:
+            self._begun = True
+            yield from self.begun()
         for piece in self._pieces(delta):
             block = self.blocks[-1] if self.blocks else None
             if block is None or block.kind != piece.kind or piece.name:
@@ -94,7 +96,7 @@ class BlockWriter(ABC):
                 yield from self._open(Piece("text", "", []))
             self.finish_reason, self.stop = delta.finish_reason, delta.stop
             yield from self._close()
-            yield from self.ended(generation)
+            yield from self.ended()
 
     def _pieces(self, delta: Delta) -> Iterator[Piece]:
         """The parts of a delta. Logprobs go with the text that follows them, those of thoughts and calls nowhere."""
@@ -119,11 +121,11 @@ class BlockWriter(ABC):
             yield from self.closed(self.blocks[-1])
 
     @abstractmethod
-    def body(self, generation: Generation) -> dict[str, Any]:
+    def body(self) -> dict[str, Any]:
         """The answer as it is now."""
 
     @abstractmethod
-    def begun(self, generation: Generation) -> Iterator[Event]: ...
+    def begun(self) -> Iterator[Event]: ...
 
     @abstractmethod
     def opened(self, block: Block) -> Iterator[Event]: ...
@@ -135,7 +137,7 @@ class BlockWriter(ABC):
     def closed(self, block: Block) -> Iterator[Event]: ...
 
     @abstractmethod
-    def ended(self, generation: Generation) -> Iterator[Event]: ...
+    def ended(self) -> Iterator[Event]: ...
 
     @abstractmethod
     def error(self, error: APIError) -> bytes:

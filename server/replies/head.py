@@ -1,38 +1,11 @@
-"""What every reply of one request shares: who it is, and what it has used."""
+"""What the replies of all routes share: ids, and what was used."""
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass, field
 from secrets import token_hex
 from typing import Any
 
 from server.generation import Generation
-
-
-@dataclass(frozen=True, slots=True)
-class Head:
-    """The fields that are equal in all chunks of an answer."""
-
-    id: str
-    model: str
-    system_fingerprint: str
-    timings: bool = False  # whether the client wants them
-    created: int = field(default_factory=lambda: int(time.time()))
-
-    def fields(self, kind: str) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "object": kind,
-            "created": self.created,
-            "model": self.model,
-            "system_fingerprint": self.system_fingerprint,
-        }
-
-    def closing(self, generation: Generation, *, usage: bool = True) -> dict[str, Any]:
-        """The fields at the end of an answer."""
-        fields = {"usage": usage_of(generation)} if usage else {}
-        return fields | {"timings": generation.timings()} if self.timings else fields
 
 
 def new_id(prefix: str, separator: str = "-") -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 from scheduler.stream import TokenLogprob
 from server.choice import TokenRecord
-from server.detokenize import Decoding
+from server.generation import Generation
 
 FLOOR = -9999.0
 
@@ -20,13 +20,13 @@ FLOOR = -9999.0
 class LogprobShapes:
     """Shapes the records of one request. `alternatives` is how many it asked for beside each token."""
 
-    def __init__(self, decoding: Decoding, alternatives: int, skip_special: bool) -> None:
-        self._decoding = decoding
+    def __init__(self, work: Generation, alternatives: int) -> None:
+        self._decoding = work.decoding
         self._alternatives = alternatives
-        self._silent = decoding.special_ids if skip_special else frozenset()  # tokens that leave no text
+        # Tokens that leave no text.
+        self._silent = work.decoding.special_ids if work.options.skip_special else frozenset()
 
     def completion(self, records: Sequence[TokenRecord]) -> dict[str, Any]:
-        """Four parallel lists."""
         return {
             "tokens": [self._name(record.token, "bytes:") for record in records],
             "token_logprobs": [None if r.logprob is None else floored(r.logprob.logprob) for r in records],
@@ -35,7 +35,6 @@ class LogprobShapes:
         }
 
     def chat(self, records: Sequence[TokenRecord]) -> dict[str, Any]:
-        """A list of entries."""
         return {"content": [self._entry(record) for record in records], "refusal": None}
 
     def prompt(self, records: Sequence[TokenRecord]) -> list[dict[str, Any] | None]:

@@ -22,13 +22,13 @@ _DELTAS = {
 class MessageWriter(BlockWriter):
     """One message."""
 
-    def __init__(self, message_id: str, model: str, request_id: str) -> None:
-        super().__init__()
+    def __init__(self, message_id: str, work: Generation, model: str, request_id: str) -> None:
+        super().__init__(work)
         self._id = message_id
         self._model = model
         self._request_id = request_id
 
-    def body(self, generation: Generation) -> dict[str, Any]:
+    def body(self) -> dict[str, Any]:
         return {
             "id": self._id,
             "type": "message",
@@ -36,11 +36,11 @@ class MessageWriter(BlockWriter):
             "model": self._model,
             "content": [self._content(block) for block in self.blocks],
             **self._ending(),
-            "usage": _usage(generation),
+            "usage": self._usage(),
         }
 
-    def begun(self, generation: Generation) -> Iterator[Event]:
-        yield {"type": "message_start", "message": self.body(generation)}
+    def begun(self) -> Iterator[Event]:
+        yield {"type": "message_start", "message": self.body()}
 
     def opened(self, block: Block) -> Iterator[Event]:
         yield {"type": "content_block_start", "index": block.index, "content_block": self._content(block)}
@@ -52,8 +52,8 @@ class MessageWriter(BlockWriter):
     def closed(self, block: Block) -> Iterator[Event]:
         yield {"type": "content_block_stop", "index": block.index}
 
-    def ended(self, generation: Generation) -> Iterator[Event]:
-        yield {"type": "message_delta", "delta": self._ending(), "usage": _usage(generation)}
+    def ended(self) -> Iterator[Event]:
+        yield {"type": "message_delta", "delta": self._ending(), "usage": self._usage()}
         yield {"type": "message_stop"}
 
     def error(self, error: APIError) -> bytes:
@@ -76,6 +76,18 @@ class MessageWriter(BlockWriter):
             reason = "tool_use"
         return {"stop_reason": reason, "stop_sequence": stop}
 
+    def _usage(self) -> dict[str, Any]:
+        """Tokens found in the cache are counted apart from the others."""
+        assert self.work is not None
+        used = usage_of(self.work)
+        cached = used["prompt_tokens_details"]["cached_tokens"]
+        return {
+            "input_tokens": used["prompt_tokens"] - cached,
+            "cache_read_input_tokens": cached,
+            "cache_creation_input_tokens": 0,
+            "output_tokens": used["completion_tokens"],
+        }
+
 
 def _object(text: str) -> Any:
     """A call's arguments; what was cut is not JSON and shown as it is."""
@@ -83,15 +95,3 @@ def _object(text: str) -> Any:
         return orjson.loads(text or "{}")
     except orjson.JSONDecodeError:
         return {"_incomplete": text}
-
-
-def _usage(generation: Generation) -> dict[str, Any]:
-    """Tokens found in the cache are counted apart from the others."""
-    used = usage_of(generation)
-    cached = used["prompt_tokens_details"]["cached_tokens"]
-    return {
-        "input_tokens": used["prompt_tokens"] - cached,
-        "cache_read_input_tokens": cached,
-        "cache_creation_input_tokens": 0,
-        "output_tokens": used["completion_tokens"],
-    }

@@ -53,14 +53,14 @@ class ResponseWriter(BlockWriter):
         self,
         response_id: str,
         request: ResponseRequest,
-        logprobs: LogprobShapes | None,
+        work: Generation,
         keep: Callable[[ResponseWriter], None],
     ) -> None:
-        super().__init__()
+        super().__init__(work)
         self.id = response_id
         self.failure: APIError | None = None
         self._request = request
-        self._logprobs = logprobs
+        self._logprobs = LogprobShapes(work, request.top_logprobs or 0) if request.wants_logprobs else None
         self._keep = keep
         self._created = time.time()
         self._completed: float | None = None
@@ -75,7 +75,7 @@ class ResponseWriter(BlockWriter):
             return "incomplete" if self.finish_reason == "length" else "completed"
         return "cancelled" if self.work is not None and self.work.gone else "in_progress"
 
-    def body(self, _: Generation | None = None) -> dict[str, Any]:
+    def body(self) -> dict[str, Any]:
         """The response object as it is now."""
         request, status = self._request, self.status
         echoed = {
@@ -124,7 +124,7 @@ class ResponseWriter(BlockWriter):
         self._sequence += 1
         return super().sent(event)
 
-    def begun(self, generation: Generation) -> Iterator[Event]:
+    def begun(self) -> Iterator[Event]:
         self._keep(self)
         for name in ("created", "in_progress"):
             yield {"type": f"response.{name}", "response": self.body()}
@@ -154,8 +154,9 @@ class ResponseWriter(BlockWriter):
             yield {"type": "response.content_part.done", **self._place(block), "part": part}
         yield {"type": "response.output_item.done", "output_index": block.index, "item": self._item(block)}
 
-    def ended(self, generation: Generation) -> Iterator[Event]:
-        used = usage_of(generation)
+    def ended(self) -> Iterator[Event]:
+        assert self.work is not None
+        used = usage_of(self.work)
         self._usage = {
             "input_tokens": used["prompt_tokens"],
             "input_tokens_details": {**used["prompt_tokens_details"], "cache_write_tokens": 0},

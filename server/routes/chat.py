@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from server.conversing import begin
 from server.protocol.chat import ChatCompletionRequest
-from server.replies.chat import ChatWriter
-from server.replies.head import Head, new_id
-from server.routes.generating import answered, body_of, parsed, prompt_scores, shapes
+from server.replies.chunks import ChatWriter
+from server.replies.head import new_id
+from server.routes.generating import answered, body_of, parsed
 from server.state import ServerState
 
 
@@ -22,15 +20,9 @@ def router(state: ServerState) -> APIRouter:
     async def chat(request: Request) -> Response:
         arrival = state.clock()
         fields, headers = await parsed(request, state, ChatCompletionRequest)
-        head = Head(new_id("chatcmpl"), fields.model, state.system_fingerprint, bool(fields.timings))
-        work, echoes = await begin(state, fields, head.id, arrival, request.receive)
-        writer = ChatWriter(
-            head,
-            fields,
-            shapes(state, fields, fields.top_logprobs) if fields.logprobs else None,
-            work.requests[0].prompt.tolist() if fields.return_token_ids else None,
-            partial(prompt_scores, state, fields, echoes[0]) if echoes else None,
-        )
+        answer_id = new_id("chatcmpl")
+        work = await begin(state, fields, answer_id, arrival, request.receive)
+        writer = ChatWriter(state.head(answer_id, fields.model), fields, work)
         return await answered(request, state, work, writer, headers, stream=fields.stream)
 
     return routes

@@ -8,13 +8,13 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from scheduler.request import Request as EngineRequest
-from server.echo import Echo
+from server.choice import Echo
 from server.intake import DEFAULT_COMPLETION_TOKENS, LengthPolicy, engine_request, sampling_params
 from server.protocol.checks import check_completion
 from server.protocol.completions import CompletionRequest
 from server.protocol.structured import grammar_of
-from server.replies.completion import CompletionWriter
-from server.replies.head import Head, new_id
+from server.replies.chunks import CompletionWriter
+from server.replies.head import new_id
 from server.routes.generating import (
     answered,
     bad_words,
@@ -22,8 +22,6 @@ from server.routes.generating import (
     compiled,
     generation,
     parsed,
-    prompt_scores,
-    shapes,
     text_options,
 )
 from server.state import ServerState
@@ -39,20 +37,14 @@ def router(state: ServerState) -> APIRouter:
         fields, headers = await parsed(request, state, CompletionRequest)
         check_completion(fields, state.limits)
         prompts = await state.tokenizing.run(_tokenised, state.tokenizing, fields)
-        head = Head(new_id("cmpl"), fields.model, state.system_fingerprint, bool(fields.timings))
-        requests = _requests(state, fields, head, prompts, await bad_words(state, fields), arrival)
+        answer_id = new_id("cmpl")
+        requests = _requests(state, fields, answer_id, prompts, await bad_words(state, fields), arrival)
         grammar = grammar_of(fields.response_format, fields.structured_outputs)
         constraint = await compiled(state, grammar, request.receive)
         requests = [replace(work, constraint=constraint) for work in requests]
-        echoes = _echoes(state, fields, requests)
-        work = generation(state, requests, text_options(fields, logprobs=fields.logprobs is not None), echoes)
-        writer = CompletionWriter(
-            head,
-            fields,
-            None if fields.logprobs is None else shapes(state, fields, fields.logprobs),
-            [work.prompt.tolist() for work in requests] if fields.return_token_ids else None,
-            None if fields.prompt_logprobs is None else lambda prompt: prompt_scores(state, fields, echoes[prompt]),
-        )
+        options = text_options(fields, logprobs=fields.logprobs is not None)
+        work = generation(state, requests, options, _echoes(state, fields, requests))
+        writer = CompletionWriter(state.head(answer_id, fields.model), fields, work)
         return await answered(request, state, work, writer, headers, stream=fields.stream)
 
     return routes
@@ -73,7 +65,7 @@ def _tokenised(tokenizing: Tokenizing, fields: CompletionRequest) -> list[list[i
 def _requests(
     state: ServerState,
     fields: CompletionRequest,
-    head: Head,
+    answer_id: str,
     prompts: list[list[int]],
     words: tuple[tuple[int, ...], ...],
     arrival: float,
@@ -89,7 +81,7 @@ def _requests(
         bad_words=words,
     )
     length = LengthPolicy(fields.max_tokens, DEFAULT_COMPLETION_TOKENS, "max_tokens", "prompt")
-    ids = [head.id] if len(prompts) == 1 else [f"{head.id}-{number}" for number in range(len(prompts))]
+    ids = [answer_id] if len(prompts) == 1 else [f"{answer_id}-{number}" for number in range(len(prompts))]
     return [
         engine_request(
             request_id,

@@ -9,25 +9,20 @@ from functools import partial
 from typing import Any, TypeVar
 
 from fastapi import Request
-from pydantic import ValidationError
 from starlette.responses import Response
 from starlette.types import Receive
 
 from scheduler.request import Request as EngineRequest
 from server.answer import json_response
 from server.body import read_json
-from server.choice import TextOptions
-from server.deadline import deadline
-from server.echo import Echo
-from server.errors import InvalidRequest, Overloaded, bounded, from_validation, wrong
+from server.choice import Echo, TextOptions
+from server.errors import InvalidRequest, Overloaded, bounded, wrong
 from server.exchange import current
 from server.generation import ClientGone, Generation
-from server.protocol.checks import check_names, printable, unknown_field, unknown_inside
-from server.protocol.fields import Fields, GenerationFields, SamplingFields
-from server.replies.chunks import AnswerWriter
-from server.replies.logprobs import LogprobShapes
+from server.protocol.checks import printable, read, unknown_field, unknown_inside
+from server.protocol.fields import Fields, GenerationFields
 from server.state import ServerState
-from server.streaming import EventStream, collected, left
+from server.streaming import AnswerWriter, EventStream, collected, left
 from server.structured.constraint import GrammarConstraint
 from server.structured.grammar import Grammar
 
@@ -44,11 +39,7 @@ async def parsed(request: Request, state: ServerState, model: type[T]) -> tuple[
 
 def validated(request: Request, state: ServerState, body: dict[str, Any], model: type[T]) -> tuple[T, dict[str, str]]:
     """What `parsed` makes of a body that has been read."""
-    ignored = check_names(body, model)
-    try:
-        fields = model.model_validate(body)
-    except ValidationError as error:
-        raise from_validation(error) from None
+    fields, ignored = read(body, model)
     ignored += unknown_inside(fields)
     if ignored and state.limits.strict_fields:
         raise unknown_field(ignored[0])
@@ -77,16 +68,6 @@ async def bad_words(state: ServerState, fields: GenerationFields) -> tuple[tuple
     if not fields.bad_words:
         return ()
     return await state.tokenizing.run(state.tokenizing.bad_words, fields.bad_words)
-
-
-def shapes(state: ServerState, fields: SamplingFields, alternatives: int | None) -> LogprobShapes:
-    return LogprobShapes(state.tokenizing.decoding, alternatives or 0, fields.skip_special_tokens is not False)
-
-
-def prompt_scores(state: ServerState, fields: GenerationFields, echo: Echo) -> list[dict[str, Any] | None]:
-    """The `prompt_logprobs` of an answer."""
-    records = echo.records(state.tokenizing.decoding, fields.skip_special_tokens is not False)
-    return shapes(state, fields, fields.prompt_logprobs).prompt(records)
 
 
 async def compiled(state: ServerState, grammar: Grammar | None, receive: Receive) -> GrammarConstraint | None:
@@ -129,17 +110,7 @@ def generation(
         text_of = partial(state.tokenizing.decoding.text_of, skip_special=False)
         exchange.prompts = [text_of(request.prompt.tolist()) for request in requests]
     namespaced = [replace(request, namespace=state.namespace(request.namespace), owner=owner) for request in requests]
-    return Generation(
-        state.engine,
-        state.metrics,
-        state.tokenizing.decoding,
-        namespaced,
-        options,
-        echoes,
-        clock=state.clock,
-        deadline=deadline.get(),
-        spend=spend,
-    )
+    return Generation(state, namespaced, options, echoes, spend)
 
 
 async def answered(
@@ -154,7 +125,7 @@ async def answered(
     """The answer, streamed or whole. Raises APIError and ClientGone."""
     if stream:
         return EventStream(work, writer, state.keep_alive_seconds, headers)
-    return json_response(writer.whole(work, await collected(work, request.receive)), headers=headers)
+    return json_response(writer.whole(await collected(work, request.receive)), headers=headers)
 
 
 def body_of(*models: type[Fields]) -> dict[str, object]:

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from server.answer import object_response
 from server.body import read_json
-from server.conversing import begin, chat_request, prompt_of
+from server.conversing import begin, prompt_of
 from server.errors import (
     APIError,
     InternalError,
@@ -26,11 +26,12 @@ from server.errors import (
 )
 from server.generation import ClientGone, Generation
 from server.protocol.chat import ChatCompletionRequest
+from server.protocol.checks import read
 from server.protocol.responses import RENAMED, ResponseRequest, chat_of
 from server.replies.head import new_id
 from server.replies.response import ResponseWriter
 from server.response_store import ResponseStore
-from server.routes.generating import answered, body_of, shapes, validated
+from server.routes.generating import answered, body_of, validated
 from server.state import ServerState
 
 logger = logging.getLogger(__name__)
@@ -41,7 +42,7 @@ def router(state: ServerState) -> APIRouter:
     store = ResponseStore(state.owner)
     running: set[asyncio.Task[None]] = set()  # or they would be collected
 
-    async def read(
+    async def asked(
         request: Request,
     ) -> tuple[ResponseRequest, dict[str, str], ChatCompletionRequest, list[dict[str, object]]]:
         body = await read_json(request, state.max_body_bytes)
@@ -49,25 +50,23 @@ def router(state: ServerState) -> APIRouter:
         before = [] if fields.previous_response_id is None else store.conversation(fields.previous_response_id)
         chat, messages = chat_of(fields, body, before)
         with renaming(RENAMED):
-            return fields, headers, chat_request(chat), messages
+            return fields, headers, read(chat, ChatCompletionRequest)[0], messages
 
     @routes.post("/v1/responses", openapi_extra=body_of(ResponseRequest))
     async def create(request: Request) -> Response:
         arrival = state.clock()
-        fields, headers, chat, messages = await read(request)
+        fields, headers, chat, messages = await asked(request)
         response_id = new_id("resp", "_")
         with renaming(RENAMED):
-            work, _ = await begin(state, chat, response_id, arrival, request.receive)
-        logprobs = shapes(state, fields, fields.top_logprobs) if fields.wants_logprobs else None
+            work = await begin(state, chat, response_id, arrival, request.receive)
 
         def keep(response: ResponseWriter) -> None:
             if fields.store is not False:
                 store.put(response, messages)
 
-        writer = ResponseWriter(response_id, fields, logprobs, keep)
+        writer = ResponseWriter(response_id, fields, work, keep)
         if not fields.background:
             return await answered(request, state, work, writer, headers, stream=fields.stream)
-        writer.work = work
         keep(writer)
         task = asyncio.create_task(_collect(work, writer))
         running.add(task)
@@ -76,7 +75,7 @@ def router(state: ServerState) -> APIRouter:
 
     @routes.post("/v1/responses/input_tokens", openapi_extra=body_of(ResponseRequest))
     async def count(request: Request) -> Response:
-        _, headers, chat, _ = await read(request)
+        _, headers, chat, _ = await asked(request)
         with renaming(RENAMED):
             tokens = await prompt_of(state, chat)
         return object_response({"object": "response.input_tokens", "input_tokens": len(tokens)}, headers=headers)
@@ -138,7 +137,7 @@ async def _collect(work: Generation, writer: ResponseWriter) -> None:
         async with contextlib.aclosing(work.deltas()) as deltas:
             async for news in deltas:
                 for choice, delta in news:
-                    writer.events(work, choice, delta)
+                    writer.events(choice, delta)
     except ClientGone:
         pass  # cancelled
     except Exception as error:
