@@ -6,10 +6,12 @@ Owner: the radix tree; others keep one only as the place where their lock is. Kn
 from __future__ import annotations
 
 from collections.abc import Hashable
+from dataclasses import dataclass, field
 
 from kvstore.pool import I32
 
 
+@dataclass(slots=True, eq=False)
 class Node:
     """A run of tokens [start, end) after its parent's, and the pages that hold it.
 
@@ -17,27 +19,15 @@ class Node:
     begins is kept by both; each finds in it the tokens of its own path up to its own end.
     """
 
-    __slots__ = (
-        "children",
-        "end",
-        "last_used",
-        "locks",
-        "namespace",
-        "pages",
-        "parent",
-        "start",
-        "tokens",
-    )
+    namespace: Hashable
+    parent: Node | None  # None for a root, and for a node that has left the tree
+    start: int
+    tokens: I32
+    pages: list[I32]
+    last_used: int  # the tree's clock
+    end: int = field(init=False)
+    children: dict[int, Node] = field(default_factory=dict)  # by first token
+    locks: int = 0  # sequences and pins whose path ends here; ancestors are safe because they have a child
 
-    def __init__(
-        self, namespace: Hashable, parent: Node | None, start: int, tokens: I32, pages: list[I32], last_used: int
-    ) -> None:
-        self.namespace = namespace
-        self.parent = parent  # None for a root, and for a node that has left the tree
-        self.start = start
-        self.end = start + tokens.size
-        self.tokens = tokens
-        self.pages = pages
-        self.children: dict[int, Node] = {}  # by first token
-        self.locks = 0  # sequences and pins whose path ends here; ancestors are safe because they have a child
-        self.last_used = last_used  # the tree's clock
+    def __post_init__(self) -> None:
+        self.end = self.start + self.tokens.size

@@ -22,9 +22,10 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
+from kvstore.runs import common_length
 from scheduler.drafted import Drafted
 from scheduler.errors import OutOfPages
-from scheduler.request import I32, Sequence, Status
+from scheduler.request import Sequence, Status
 from scheduler.state import State
 
 # How many neighbours in turn a sequence may wait for, so that a chain of them cannot hold it back for ever.
@@ -234,7 +235,7 @@ class _PrefixesUnderWay:
         shared, leader = 0, None
         for computed, by_next in self._leaders.get(self._first_page(sequence), {}).items():
             for candidate in by_next.get(self._after(sequence, computed), ()):
-                length = common_prefix(candidate.tokens, sequence.tokens)
+                length = common_length(candidate.tokens, sequence.tokens)
                 if length > shared:
                     shared, leader = length, candidate
         if leader is None:
@@ -251,11 +252,3 @@ class _PrefixesUnderWay:
 
     def _after(self, sequence: Sequence, computed: int) -> bytes:
         return sequence.tokens[computed : computed + self._page_size + 1].tobytes()
-
-
-def common_prefix(a: I32, b: I32) -> int:
-    """How many leading tokens are equal."""
-    length = min(len(a), len(b))
-    differ = a[:length] != b[:length]
-    first = int(differ.argmax())
-    return first if length and differ[first] else length

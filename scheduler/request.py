@@ -13,7 +13,7 @@ lets `computed` catch up with `goal`. That one rule covers prefill, chunked pref
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, InitVar, dataclass, field, replace
 from enum import Enum
 from typing import Literal
 
@@ -58,96 +58,68 @@ class Status(Enum):
     FINISHED = "finished"
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Sequence:
     """One choice of a request."""
 
-    __slots__ = (
-        "acceptance",
-        "accepted_tokens",
-        "admitted_at",
-        "buffer",
-        "cached_tokens",
-        "computed",
-        "constraint",
-        "drafted_tokens",
-        "finish_reason",
-        "finish_requested",
-        "first_token_at",
-        "forks",
-        "goal",
-        "held_by",
-        "held_until",
-        "holds",
-        "index",
-        "key",
-        "known",
-        "known_limit",
-        "kv",
-        "last_token_at",
-        "overtaken",
-        "params",
-        "preemptions",
-        "prompt_length",
-        "queued_at",
-        "request",
-        "restored",
-        "scored",
-        "slot",
-        "status",
-        "stop_ids",
-        "undrafted",
-        "wait_reason",
-    )
+    request: Request
+    index: int
+    _: KW_ONLY
+    key: SortKey  # smaller is more senior: runs first, is preempted last
+    context_limit: InitVar[int]
+    eos_token_ids: InitVar[tuple[int, ...]]
 
-    def __init__(
-        self, request: Request, index: int, *, key: SortKey, context_limit: int, eos_token_ids: tuple[int, ...]
-    ) -> None:
-        params = request.params
-        self.request = request
-        self.index = index
+    params: SamplingParams = field(init=False)
+    prompt_length: int = field(init=False)
+    known_limit: int = field(init=False)
+    buffer: I32 = field(init=False)
+    known: int = field(init=False)
+    computed: int = 0
+    goal: int = field(init=False)
+    scored: int = field(init=False)  # prompt tokens whose logprob has been reported; the first has none
+    stop_ids: frozenset[int] = field(init=False)
+    constraint: TokenConstraint | None = None  # forked from the request's when it is first asked
+
+    status: Status = field(init=False)
+    kv: KVSequence | None = None
+    slot: int = -1  # row in the sampling state; -1 when it holds none
+    forks: list[Sequence] = field(default_factory=list)  # choice 0, until its prompt is computed: the other choices
+    finish_reason: FinishReason | None = None
+    finish_requested: FinishReason | None = None  # applied when the step in flight is over
+
+    wait_reason: str = "queue"
+    held_by: Sequence | None = None  # computes a prefix this one is waiting for
+    held_until: int = 0  # tokens of `held_by` that have to be computed
+    holds: int = 0
+    overtaken: int = 0  # how many more junior ones were admitted before it, under the prefix policy
+
+    cached_tokens: int = 0  # prompt tokens found in the cache when it was first admitted
+    restored: int = 0  # tokens that came from the second tier when it was last admitted
+    preemptions: int = 0
+    acceptance: Acceptance = field(default_factory=Acceptance)
+    undrafted: int = 0  # steps since it last had a draft
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    queued_at: float = 0.0
+    admitted_at: float | None = None
+    first_token_at: float | None = None
+    last_token_at: float | None = None
+
+    def __post_init__(self, context_limit: int, eos_token_ids: tuple[int, ...]) -> None:
+        params, index = self.request.params, self.index
         self.params = replace(params, seed=derive_seed(params.seed, index)) if index else params
-        self.key = key  # smaller is more senior: runs first, is preempted last
-
-        self.prompt_length = len(request.prompt)
+        self.known = self.prompt_length = len(self.request.prompt)
         self.known_limit = min(self.prompt_length + params.max_tokens, context_limit)
-        self.buffer: I32 = np.empty(min(self.known_limit, self.prompt_length + 64), np.int32)
-        self.buffer[: self.prompt_length] = request.prompt
-        self.known = self.prompt_length
-        self.computed = 0
+        self.buffer = np.empty(min(self.known_limit, self.prompt_length + 64), np.int32)
+        self.buffer[: self.prompt_length] = self.request.prompt
         # Scoring a prompt without sampling needs no row for its last token.
         self.goal = self.prompt_length if params.max_tokens else self.prompt_length - 1
-        # Prompt tokens whose logprob has been reported; the first has none. Only choice 0 scores.
+        # Only choice 0 scores.
         self.scored = 1 if params.prompt_logprobs is not None and index == 0 else self.prompt_length
         self.stop_ids = frozenset(
             params.stop_token_ids if params.ignore_eos else (*params.stop_token_ids, *eos_token_ids)
         )
-
-        self.constraint: TokenConstraint | None = None  # forked from the request's when it is first asked
-
         self.status = Status.QUEUED if index == 0 else Status.PENDING
-        self.kv: KVSequence | None = None
-        self.slot = -1  # row in the sampling state; -1 when it holds none
-        self.forks: list[Sequence] = []  # choice 0, until its prompt is computed: the other choices
-        self.finish_reason: FinishReason | None = None
-        self.finish_requested: FinishReason | None = None  # applied when the step in flight is over
-
-        self.wait_reason = "queue"
-        self.held_by: Sequence | None = None  # computes a prefix this one is waiting for
-        self.held_until = 0  # tokens of `held_by` that have to be computed
-        self.holds = 0
-        self.overtaken = 0  # how many more junior ones were admitted before it, under the prefix policy
-
-        self.cached_tokens = 0  # prompt tokens found in the cache when it was first admitted
-        self.restored = 0  # tokens that came from the second tier when it was last admitted
-        self.preemptions = 0
-        self.acceptance = Acceptance()
-        self.undrafted = 0  # steps since it last had a draft
-        self.drafted_tokens = 0
-        self.accepted_tokens = 0
-        self.queued_at = 0.0
-        self.admitted_at: float | None = None
-        self.first_token_at: float | None = None
-        self.last_token_at: float | None = None
 
     @property
     def tokens(self) -> I32:

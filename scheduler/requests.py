@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from scheduler.drain_rate import DrainRate
 from scheduler.errors import SchedulerError
@@ -20,17 +21,15 @@ from scheduler.stream import RequestStream
 logger = logging.getLogger(__name__)
 
 
+@dataclass(slots=True)
 class ActiveRequest:
-    """A request, its choices, its reader's end and its life so far."""
+    """A request, its choices, its life so far and its reader's end."""
 
-    __slots__ = ("choices", "life", "request", "stream", "unfinished")
-
-    def __init__(self, request: Request, choices: list[Sequence], life: RequestLife) -> None:
-        self.request = request
-        self.choices = choices
-        self.life = life
-        self.stream = RequestStream(request.id, request.n)
-        self.unfinished = request.n
+    request: Request
+    choices: list[Sequence]
+    life: RequestLife
+    stream: RequestStream
+    unfinished: int
 
 
 class Requests:
@@ -91,7 +90,7 @@ class Requests:
         arrival = now if request.arrival is None else request.arrival
         life = RequestLife(request.id, len(request.prompt), request.n, request.priority, arrival)
         life.note(now, "queued", 0, ahead=state.num_waiting, running=state.num_running)
-        active = ActiveRequest(request, choices, life)
+        active = ActiveRequest(request, choices, life, RequestStream(request.id, request.n), request.n)
         self._active[request.id] = active
         self._journal.begin(life)
         for sequence in choices:

@@ -7,7 +7,7 @@ choice, so a reader that stalls costs no more memory than the tokens themselves.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from scheduler.errors import SchedulerError
@@ -21,14 +21,17 @@ class TokenLogprob(NamedTuple):
     top: tuple[tuple[int, float], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Update:
-    """What happened to one choice since its last update. The one with a `finish_reason` is its last."""
+    """What happened to one choice since its last update; the reader's own once it has it. The one with a
+    `finish_reason` is its last."""
 
     index: int
-    tokens: tuple[int, ...] = ()  # without the stop token
-    logprobs: tuple[TokenLogprob, ...] | None = None  # one for each of `tokens`; None when not asked for
-    prompt_logprobs: tuple[TokenLogprob, ...] = ()  # choice 0 only: the next prompt tokens in order, from the second on
+    tokens: list[int] = field(default_factory=list)  # without the stop token
+    logprobs: list[TokenLogprob] = field(default_factory=list)  # one for each of `tokens`, where asked for
+    prompt_logprobs: list[TokenLogprob] = field(
+        default_factory=list
+    )  # choice 0 only: the next tokens', from the second
     finish_reason: FinishReason | None = None
     stop_token: int | None = None  # the eos or stop token id that ended the choice; generated, so it counts as output
     cached_tokens: int = 0  # prompt tokens that came from the prefix cache
@@ -37,49 +40,22 @@ class Update:
     error: SchedulerError | None = None  # with finish_reason "error"
 
 
-class _Pending:
-    """An update in the making."""
-
-    __slots__ = (
-        "cached_tokens",
-        "drafts",
-        "error",
-        "finish_reason",
-        "logprobs",
-        "prompt_logprobs",
-        "stop_token",
-        "tokens",
-    )
-
-    def __init__(self) -> None:
-        self.tokens: list[int] = []
-        self.logprobs: list[TokenLogprob] | None = None
-        self.prompt_logprobs: list[TokenLogprob] = []
-        self.finish_reason: FinishReason | None = None
-        self.stop_token: int | None = None
-        self.cached_tokens = 0
-        self.error: SchedulerError | None = None
-        self.drafts = (0, 0)
-
-
 class RequestStream:
     """Async iterator over the updates of all choices of a request; ends when every choice has finished."""
 
     def __init__(self, request_id: str, n: int) -> None:
         self.request_id = request_id
         self._unfinished = n
-        self._pending: dict[int, _Pending] = {}
+        self._pending: dict[int, Update] = {}
         self._reader: asyncio.Future[None] | None = None
 
     def put_token(self, index: int, token: int, logprob: TokenLogprob | None, cached_tokens: int) -> None:
         """Add a generated token to the choice's next update."""
-        pending = self._open(index)
-        pending.tokens.append(token)
-        pending.cached_tokens = cached_tokens
+        update = self._open(index)
+        update.tokens.append(token)
+        update.cached_tokens = cached_tokens
         if logprob is not None:
-            if pending.logprobs is None:
-                pending.logprobs = []
-            pending.logprobs.append(logprob)
+            update.logprobs.append(logprob)
 
     def put_prompt_logprobs(self, index: int, logprobs: list[TokenLogprob]) -> None:
         """Add the logprobs of the next prompt tokens."""
@@ -96,23 +72,23 @@ class RequestStream:
         drafts: tuple[int, int] = (0, 0),
     ) -> None:
         """The choice has ended: its next update is its last. `drafts` are the tokens accepted and rejected."""
-        pending = self._open(index)
-        pending.finish_reason = reason
-        pending.cached_tokens = cached_tokens
-        pending.stop_token = stop_token
-        pending.error = error
-        pending.drafts = drafts
+        update = self._open(index)
+        update.finish_reason = reason
+        update.cached_tokens = cached_tokens
+        update.stop_token = stop_token
+        update.error = error
+        update.accepted_tokens, update.rejected_tokens = drafts
         self._unfinished -= 1
 
-    def _open(self, index: int) -> _Pending:
-        pending = self._pending.get(index)
-        if pending is None:
-            pending = self._pending[index] = _Pending()
+    def _open(self, index: int) -> Update:
+        update = self._pending.get(index)
+        if update is None:
+            update = self._pending[index] = Update(index)
             if self._reader is not None:
                 if not self._reader.done():
                     self._reader.set_result(None)
                 self._reader = None
-        return pending
+        return update
 
     def __aiter__(self) -> RequestStream:
         return self
@@ -123,16 +99,4 @@ class RequestStream:
                 raise StopAsyncIteration
             self._reader = asyncio.get_running_loop().create_future()
             await self._reader
-        index = next(iter(self._pending))
-        pending = self._pending.pop(index)
-        return Update(
-            index,
-            tuple(pending.tokens),
-            None if pending.logprobs is None else tuple(pending.logprobs),
-            tuple(pending.prompt_logprobs),
-            pending.finish_reason,
-            pending.stop_token,
-            pending.cached_tokens,
-            *pending.drafts,
-            pending.error,
-        )
+        return self._pending.pop(next(iter(self._pending)))

@@ -233,7 +233,7 @@ class Answer:
     def add(self, update: Update) -> None:
         assert self.finish_reason is None, "an update after the last"
         self.tokens += update.tokens
-        if update.logprobs is not None:
+        if update.logprobs:
             assert len(update.logprobs) == len(update.tokens)
             self.logprobs = (self.logprobs or []) + list(update.logprobs)
         self.prompt_logprobs += update.prompt_logprobs

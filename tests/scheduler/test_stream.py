@@ -14,8 +14,8 @@ def test_updates_that_nobody_has_read_are_merged_per_choice() -> None:
             stream.put_token(0, token, TokenLogprob(-1.0, ()), 3)
             stream.put_token(1, 10 + token, None, 3)
         first, second = await anext(stream), await anext(stream)
-        assert (first.index, first.tokens, len(first.logprobs or ()), first.cached_tokens) == (0, (0, 1, 2, 3, 4), 5, 3)
-        assert (second.index, second.tokens, second.logprobs) == (1, (10, 11, 12, 13, 14), None)
+        assert (first.index, first.tokens, len(first.logprobs), first.cached_tokens) == (0, [0, 1, 2, 3, 4], 5, 3)
+        assert (second.index, second.tokens, second.logprobs) == (1, [10, 11, 12, 13, 14], [])
 
     asyncio.run(main())
 
@@ -28,7 +28,7 @@ def test_a_waiting_reader_wakes_once_and_gets_the_end_with_the_last_token() -> N
         stream.put_token(0, 5, None, 0)
         stream.finish(0, "length", cached_tokens=0)
         update = await reader
-        assert (update.tokens, update.finish_reason) == ((5,), "length")
+        assert (update.tokens, update.finish_reason) == ([5], "length")
         assert [update async for update in stream] == []
 
     asyncio.run(main())
@@ -42,7 +42,7 @@ def test_a_reader_that_gave_up_waiting_can_come_back() -> None:
         reader.cancel()
         await asyncio.sleep(0)
         stream.put_token(0, 5, None, 0)
-        assert (await anext(stream)).tokens == (5,)
+        assert (await anext(stream)).tokens == [5]
 
     asyncio.run(main())
 

@@ -35,12 +35,12 @@ IDS = TOKENIZER.encode(TEXT).ids
 
 def updates(ids: Sequence[int], cuts: Sequence[int], finish: str | None = "length") -> list[Update]:
     edges = sorted({0, *(cut % (len(ids) + 1) for cut in cuts), len(ids)})
-    groups = [tuple(ids[a:b]) for a, b in pairwise(edges)]
+    groups = [list(ids[a:b]) for a, b in pairwise(edges)]
     return [
         Update(
             0,
             group,
-            tuple(TokenLogprob(-token / 100, ()) for token in group),
+            [TokenLogprob(-token / 100, ()) for token in group],
             finish_reason=finish if number == len(groups) - 1 else None,  # type: ignore[arg-type]
         )
         for number, group in enumerate(groups)
@@ -126,7 +126,7 @@ def test_records_come_with_the_text_they_begin() -> None:
 
 
 def test_a_stop_token_counts_and_a_clients_own_is_told() -> None:
-    end = Update(0, (), (), finish_reason="stop", stop_token=5)
+    end = Update(0, finish_reason="stop", stop_token=5)
     assert outcome([*updates(IDS, [], None), end])[2:] == ("stop", None, len(IDS) + 1)
     assert outcome([*updates(IDS, [], None), end], stop_token_ids=frozenset({5}))[3] == 5
 
