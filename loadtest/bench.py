@@ -23,17 +23,16 @@ from typing import Any
 
 import psutil
 from rich.console import Console
-from rich.table import Table
 
 from loadtest import difference
 from loadtest.capacity import highest_rate
 from loadtest.driver import TIMEOUT_SECONDS
 from loadtest.figures import Answer, Figures, Slo, details
-from loadtest.ratios import Row, tpot_spread
 from loadtest.report import page
 from loadtest.results import RESULTS, new_path, write
 from loadtest.run import How, Run, measure
-from loadtest.servers import Server, daemon, first_model, get_json
+from loadtest.servers import Server, get_json, serving
+from loadtest.tables import Row, short, terminal
 
 STANDARD = ("single:2:1", "decode:16:16", "chat:48:16", "prefix:40:8", "prefill:16:4", "long:6:3")
 TRIAL_SECONDS = 30.0  # of one rate, in the search for the capacity
@@ -71,16 +70,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if options.compare:
             before, after = (json.loads(path.read_text(encoding="utf-8")) for path in options.compare)
-            console.print(_shown(difference.rows(before, after)))
+            console.print(terminal(difference.rows(before, after)))
             return 0
         words: list[str] = options.words
         url = words.pop(0).rstrip("/").removesuffix("/v1") if words and "://" in words[0] else None
         runs = [Run.parse(word) for word in words or (["chat:10000"] if options.find_capacity else STANDARD)]
         how = _how(options)
-        if url is not None:
-            server = Server(url, options.model or first_model(url, how.keys))
-            return _measure(server, runs, options, how, console)
-        with daemon(shlex.split(options.serve)) as server:
+        with serving(url, shlex.split(options.serve), how.keys, options.model) as server:
             return _measure(server, runs, options, how, console)
     except (RuntimeError, ValueError, KeyError, OSError, argparse.ArgumentTypeError) as error:
         console.print(f"loadtest: {error}", markup=False, soft_wrap=True)
@@ -146,7 +142,7 @@ def _measure(server: Server, runs: Sequence[Run], options: argparse.Namespace, h
             at_once = f", {run.concurrency} at once" if run.concurrency else ""
             console.print(f"{run.kind}: {run.requests} requests{at_once}", style="dim")
             one(run, options.seed, how)
-    console.print(_shown(table(results)))
+    console.print(terminal(table(results)))
     if "capacity" in content:
         console.print(f"capacity: {content['capacity']:.3g} requests a second", style="bold")
     memory = _memory(server, how.keys)
@@ -184,32 +180,18 @@ def table(results: Sequence[Figures]) -> list[Row]:
     rows.append(("requests", *(str(row.requests) for row in results)))
     rows.append(("at once, or a second", *(str(row.concurrency or f"{row.rate or 0:.3g}/s") for row in results)))
     for title, name, scale in SHOWN:
-        values = [getattr(row, name) if name != "tpot_spread" else tpot_spread(row) for row in results]
+        values = [getattr(row, name) for row in results]
         if any(value is not None for value in values) and (scale != "d" or any(values)):
-            rows.append((title, *(_short(value, scale) for value in values)))
+            rows.append(
+                (title, *(format(value, scale) if scale and value is not None else short(value) for value in values))
+            )
     return rows
-
-
-def _short(value: float | None, scale: str) -> str:
-    if value is None:
-        return "-"
-    return format(value, scale) if scale else f"{value:.0f}" if value >= 100 else f"{value:.1f}"
-
-
-def _shown(rows: Sequence[Row]) -> Table:
-    shown = Table(box=None, header_style="bold", pad_edge=False, collapse_padding=True)
-    for place, heading in enumerate(rows[0]):
-        shown.add_column(heading, justify="right" if place else "left", no_wrap=True)
-    for row in rows[1:]:
-        shown.add_row(*row)
-    return shown
 
 
 def save(content: dict[str, Any], server: Server, shown: Sequence[Row]) -> Path:
     """Write figures with the machine they are of in a new file, and a page of them beside it."""
     path = new_path(RESULTS)
-    write(path, {"model": server.model, "ready_seconds": server.ready_seconds, **content})
-    kept = json.loads(path.read_text(encoding="utf-8"))
+    kept = write(path, {"model": server.model, "ready_seconds": server.ready_seconds, **content})
     path.with_suffix(".html").write_text(page(kept, shown), encoding="utf-8")
     return path
 

@@ -19,16 +19,13 @@ import time
 import urllib.request
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
+from loadtest.document import Content, command, image, json_of, publish
 from loadtest.plots import Axis, Series, chart
-from loadtest.ratios import Row, markdown
-from loadtest.results import RESULTS, machine, new_path, write
-from loadtest.scaling import fill, image, json_of
 from loadtest.servers import Server, daemon
+from loadtest.tables import Row, markdown
 
-DOCUMENT = Path("docs/kv-store.md")
 VOCABULARY = 40_000  # token ids below this are words in any model worth measuring
 LONGEST = 2048  # tokens that `kvstore.measure` sets aside for a contiguous context
 OPERATIONS = {"match_per_100": "match, 100 tokens", "lock": "open, close", "insert": "insert", "evict": "evict"}
@@ -36,28 +33,14 @@ OPERATIONS = {"match_per_100": "match, 100 tokens", "lock": "open, close", "inse
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and write; 1 when it failed."""
-    parser = argparse.ArgumentParser(prog="make bench-cache", description="Measure the prefix cache.")
-    parser.add_argument("--show", type=Path, metavar="FILE", help="figures that were kept")
-    parser.add_argument("--document", type=Path, default=DOCUMENT, metavar="FILE", help="what to write into")
-    options = parser.parse_args(arguments)
-    try:
-        content = json.loads(options.show.read_text(encoding="utf-8")) if options.show else _measure()
-        fill(options.document, charts(content), body(content))
-    except (RuntimeError, ValueError, OSError) as error:
-        print(f"bench-cache: {error}", file=sys.stderr)
-        return 1
-    print(f"written to {options.document}")
-    return 0
+    parser = command("bench-cache", "Measure the prefix cache.", "docs/kv-store.md")
+    return publish(parser, arguments, "cache", _measure, charts, body)
 
 
-def _measure() -> dict[str, Any]:
-    content = json_of(["kvstore.measure"])
-    content |= {"machine": machine(), "burst": [burst(policy) for policy in ("fcfs", "prefix")]}
-    content |= {"turns_served": turns(), "preempted": [preempted(size) for size in ("0", "1GiB")], "restart": restart()}
-    RESULTS.mkdir(exist_ok=True)
-    path = new_path(RESULTS, "-cache")
-    write(path, content)
-    return content
+def _measure(_: argparse.Namespace) -> Content:
+    content = json_of("kvstore.measure") | {"burst": [burst(policy) for policy in ("fcfs", "prefix")]}
+    content |= {"turns_served": turns(), "preempted": [preempted(size) for size in ("0", "1GiB")]}
+    return content | {"restart": restart()}
 
 
 class Client:
@@ -169,7 +152,7 @@ def restart(length: int = 1800) -> dict[str, float]:
     return found
 
 
-def charts(content: dict[str, Any]) -> dict[str, str]:
+def charts(content: Content) -> dict[str, str]:
     """SVG documents by name."""
     waste = {row["way"]: row["wasted"] for row in content["chats"]}
     limits = (2048, 4096, 8192)  # a run that is longer wastes what it is longer by
@@ -217,7 +200,7 @@ def _found(row: dict[str, Any]) -> float:
     return float(row["found_tokens"]) / float(row["prompt_tokens"])
 
 
-def body(content: dict[str, Any]) -> str:
+def body(content: Content) -> str:
     """The generated part of the document."""
     ways: list[Row] = [("1,000 chats", "wasted", "prompt tokens found", "us an operation")]
     for row in content["chats"]:

@@ -24,29 +24,16 @@ from typing import Any
 
 import psutil
 from rich.console import Console
-from rich.table import Table
 
 from loadtest.bench import STANDARD
 from loadtest.figures import Figures
 from loadtest.peers.catalogue import KV_GIB, PEERS, Peer, cache_folder, chosen, python_path
 from loadtest.peers.install import install, model_for, version
-from loadtest.ratios import (
-    MOST_TPOT_SPREAD,
-    Ceilings,
-    Cost,
-    Measured,
-    Row,
-    ceiling_rows,
-    figure_rows,
-    markdown,
-    medians,
-    ratio_rows,
-    slower,
-    tpot_spread,
-)
+from loadtest.ratios import MOST_TPOT_SPREAD, Measured, ceiling_rows, figure_rows, medians, ratio_rows, slower
 from loadtest.results import RESULTS, new_path, write
 from loadtest.run import Run, measure
 from loadtest.servers import Server, daemon
+from loadtest.tables import Row, markdown, terminal
 
 FLAGS = {"stored": [], "bfloat16": ["--dtype", "bfloat16", "--quantization", "none"]}
 
@@ -190,13 +177,10 @@ def better(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
 def tables(content: dict[str, Any]) -> dict[str, list[Row]]:
     """Every table of a run, by its heading."""
     servers = _servers(content)
-    probe = content["machine_probe"]
-    ceilings = Ceilings(**{name: probe["ceilings"][name] for name in Ceilings.__slots__})
-    costs = {weights: Cost(**{name: cost[name] for name in Cost.__slots__}) for weights, cost in probe["costs"].items()}
     return {
         "Throughput as a multiple of each peer's": ratio_rows(servers),
         "Tokens per second (TTFT p50 / TPOT p50, ms); prompt tokens for prefill": figure_rows(servers),
-        "Octavo beside the machine's ceilings": ceiling_rows(servers, ceilings, costs),
+        "Octavo beside the machine's ceilings": ceiling_rows(servers, content["machine_probe"]),
     }
 
 
@@ -206,7 +190,7 @@ def remarks(content: dict[str, Any]) -> list[str]:
     lines = [f"A peer is quicker: {line}." for line in slower(servers)]
     for one in servers:
         chat = one.sets.get("chat")
-        spread = None if chat is None or one.of_peer else tpot_spread(chat)
+        spread = None if chat is None or one.of_peer else chat.tpot_spread
         if spread is not None:
             verdict = "within" if spread <= MOST_TPOT_SPREAD else "MORE than"
             lines.append(
@@ -217,13 +201,8 @@ def remarks(content: dict[str, Any]) -> list[str]:
 
 def show(content: dict[str, Any], console: Console) -> None:
     """Print the tables."""
-    for title, (head, *body) in tables(content).items():
-        shown = Table(title=title, title_justify="left", box=None, header_style="bold")
-        for index, name in enumerate(head):
-            shown.add_column(name, justify="right" if index else "left")
-        for row in body:
-            shown.add_row(*row)
-        console.print(shown)
+    for title, rows in tables(content).items():
+        console.print(terminal(rows, title))
         console.print()
     for line in remarks(content):
         console.print(line, highlight=False, markup=False)

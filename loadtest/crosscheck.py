@@ -16,14 +16,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from loadtest.figures import details
-from loadtest.ratios import markdown
 from loadtest.run import Run, measure
-from loadtest.servers import Server, daemon, first_model
+from loadtest.servers import Server, serving
+from loadtest.tables import markdown
 from loadtest.workloads import make
 
 MOST_DIFFERENCE = 0.05
@@ -46,8 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--serve", default="", metavar="FLAGS", help="further flags for the daemon, as one word")
     options = parser.parse_args(arguments)
     try:
-        own = daemon(["--no-enable-prefix-caching", *shlex.split(options.serve)])
-        with own if options.url is None else nullcontext(Server(options.url, first_model(options.url))) as server:
+        with serving(options.url, ["--no-enable-prefix-caching", *shlex.split(options.serve)]) as server:
             first = ours(server, options.run)
             theirs = other(server, options.run, options.client)
             second = ours(server, options.run)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from loadtest.ratios import Row
+from loadtest.tables import Row
 
 RESAMPLES = 2000
 CONFIDENCE = 0.95

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -111,6 +112,11 @@ class Figures:
     fairness: float | None = None  # `jain` of tokens a second
     client_cpu: float | None = None  # share of one core that measuring took
 
+    @property
+    def tpot_spread(self) -> float | None:
+        """TPOT p99 as a multiple of p50."""
+        return self.tpot_p99 / self.tpot_p50 if self.tpot_p50 and self.tpot_p99 is not None else None
+
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> Figures:
         """From a row of a file, which may say more."""
@@ -199,17 +205,10 @@ def details(answers: Sequence[Answer]) -> dict[str, Any]:
         "tpot": [_ms(answer.tpot) if timed else None for answer, timed in rows],
         "e2e": [_ms(answer.seconds) if timed else None for answer, timed in rows],
         "tokens": [answer.tokens for answer in answers],
-        "errors": _counted(answer.error for answer in answers if answer.error),
+        "errors": dict(Counter(answer.error for answer in answers if answer.error).most_common(20)),
         "pieces_by_second": by_second,
     }
 
 
 def _ms(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds * 1e3, 3)
-
-
-def _counted(errors: Iterable[str]) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for error in errors:
-        counts[error] = counts.get(error, 0) + 1
-    return dict(sorted(counts.items(), key=lambda item: -item[1])[:20])

@@ -25,12 +25,12 @@ from dataclasses import asdict, dataclass
 import psutil
 import uvloop
 from rich.console import Console
-from rich.table import Table
 
 from loadtest.arrivals import due
 from loadtest.driver import drive
 from loadtest.figures import Answer, quantile_ms
-from loadtest.servers import Server, daemon, first_model, get_json
+from loadtest.servers import Server, get_json, serving
+from loadtest.tables import Row, terminal
 from loadtest.workloads import make
 
 TIMES = 3
@@ -64,11 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.probe:
         return _probe(*options.probe)
-    with contextlib.ExitStack() as stack:
-        if options.url is None:
-            server = stack.enter_context(daemon([*FLAGS, *options.flags]))
-        else:
-            server = Server(options.url, first_model(options.url))
+    with serving(options.url, [*FLAGS, *options.flags]) as server:
         return _measure(server, options)
 
 
@@ -165,12 +161,10 @@ def _report(peak: Phase, full: Phase, overload: Phase, probe: list[tuple[float, 
         "answers that failed, none": (float(overload.failed), overload.failed == 0),
     }
     console = Console(highlight=False)
-    table = Table(box=None)
-    for column in ("", *Phase.__dataclass_fields__):
-        table.add_column(column.replace("_", " "), justify="right")
+    rows: list[Row] = [("", *(column.replace("_", " ") for column in Phase.__dataclass_fields__))]
     for name, phase in (("peak", peak), ("full load", full), ("overload", overload)):
-        table.add_row(name, *("-" if value is None else f"{value:.4g}" for value in asdict(phase).values()))
-    console.print(table)
+        rows.append((name, *("-" if value is None else f"{value:.4g}" for value in asdict(phase).values())))
+    console.print(terminal(rows))
     for name, (value, kept) in promises.items():
         console.print(f"{'kept  ' if kept else 'BROKEN'} {name}: {value:.3g}")
     print(json.dumps({"peak": asdict(peak), "full": asdict(full), "overload": asdict(overload), "promises": promises}))

@@ -8,10 +8,11 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from loadtest.figures import Figures
+from loadtest.tables import Row, short
 
-Row = tuple[str, ...]
 MOST_TPOT_SPREAD = 2.0  # a stream is smooth when its slow tokens take at most so many times the usual time
 
 
@@ -24,28 +25,6 @@ class Measured:
     of_peer: bool
     ready_seconds: float | None
     sets: Mapping[str, Figures]
-
-
-@dataclass(frozen=True, slots=True)
-class Ceilings:
-    """The machine's best, per second."""
-
-    bytes_read: float
-    int8_operations: float
-    bfloat16_operations: float
-
-    def operations(self, weights: str) -> float:
-        """Of the arithmetic that these weights are computed in."""
-        return self.bfloat16_operations if weights == "bfloat16" else self.int8_operations
-
-
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """What a step of the model costs."""
-
-    layer_weights: int
-    head_weights: int
-    weight_bytes: int
 
 
 def medians(figures: Iterable[Figures]) -> dict[str, Figures]:
@@ -106,32 +85,34 @@ def figure_rows(measured: Sequence[Measured]) -> list[Row]:
     return rows
 
 
-def ceiling_rows(measured: Sequence[Measured], ceilings: Ceilings, costs: Mapping[str, Cost]) -> list[Row]:
-    """A heading, and for each set of Octavo's what it achieves of what the machine can do.
+def ceiling_rows(measured: Sequence[Measured], probe: Mapping[str, Any]) -> list[Row]:
+    """A heading, and for each set of Octavo's what it achieves of what the machine can do, as `models.probe` found it.
 
-    Bytes: the weights, once a token of a stream. Operations: the matrix products of every token that was computed.
+    Bytes: the weights, once a token of a stream. Operations: the matrix products of every token that was computed, in
+    the arithmetic of the weights.
     """
     rows: list[Row] = [("set", "GB/s", "of the machine's", "GOP/s", "of the machine's")]
     for one in measured:
-        cost = costs.get(one.weights)
+        ceilings, cost = probe["ceilings"], probe["costs"].get(one.weights)
+        arithmetic = "bfloat16" if one.weights == "bfloat16" else "int8"
         if one.of_peer or cost is None:
             continue
         for kind, figures in one.sets.items():
             read, operations = bytes_per_second(figures, cost), operations_per_second(figures, cost)
-            row = (f"{kind}, {one.weights}", *_share(read, ceilings.bytes_read))
-            rows.append((*row, *_share(operations, ceilings.operations(one.weights))))
+            row = (f"{kind}, {one.weights}", *_share(read, ceilings["bytes_read"]))
+            rows.append((*row, *_share(operations, ceilings[f"{arithmetic}_operations"])))
     return rows
 
 
-def bytes_per_second(figures: Figures, cost: Cost) -> float | None:
+def bytes_per_second(figures: Figures, cost: Mapping[str, int]) -> float | None:
     """Weight bytes of a step over the usual time of one; None where no stream was timed."""
-    return None if not figures.tpot_p50 else cost.weight_bytes / (figures.tpot_p50 / 1e3)
+    return None if not figures.tpot_p50 else cost["weight_bytes"] / (figures.tpot_p50 / 1e3)
 
 
-def operations_per_second(figures: Figures, cost: Cost) -> float:
+def operations_per_second(figures: Figures, cost: Mapping[str, int]) -> float:
     """Two for each weight a computed token is multiplied by; the head's for output tokens only."""
     computed = figures.prompt_tokens - figures.cached_tokens + figures.completion_tokens - figures.requests
-    products = computed * cost.layer_weights + figures.completion_tokens * cost.head_weights
+    products = computed * cost["layer_weights"] + figures.completion_tokens * cost["head_weights"]
     return 2 * products / figures.wall_seconds
 
 
@@ -156,23 +137,9 @@ def slower(measured: Sequence[Measured]) -> list[str]:
     return found
 
 
-def tpot_spread(figures: Figures) -> float | None:
-    """TPOT p99 as a multiple of p50."""
-    if not figures.tpot_p50 or figures.tpot_p99 is None:
-        return None
-    return figures.tpot_p99 / figures.tpot_p50
-
-
 def kinds_of(measured: Iterable[Measured]) -> list[str]:
     """Every set that any server has, in the order they were run."""
     return list(dict.fromkeys(kind for one in measured for kind in one.sets))
-
-
-def markdown(rows: Sequence[Row]) -> str:
-    """A table in Markdown: the first row is its heading, numbers to the right."""
-    head, *body = rows
-    rule = ("---", *("---:" for _ in head[1:]))
-    return "\n".join("| " + " | ".join(row) + " |" for row in (head, rule, *body))
 
 
 def _cell(figures: Figures | None) -> str:
@@ -180,12 +147,7 @@ def _cell(figures: Figures | None) -> str:
         return "-"
     if figures.failed:
         return f"{figures.failed} failed"
-    return f"{_short(throughput(figures))} ({_short(figures.ttft_p50)} / {_short(figures.tpot_p50)})"
-
-
-def _short(value: float | None) -> str:
-    """Three digits or so."""
-    return "-" if value is None else f"{value:.0f}" if value >= 100 else f"{value:.1f}"
+    return f"{short(throughput(figures))} ({short(figures.ttft_p50)} / {short(figures.tpot_p50)})"
 
 
 def _times(value: float | None) -> str:
@@ -197,4 +159,4 @@ def _seconds(value: float | None) -> str:
 
 
 def _share(value: float | None, ceiling: float) -> tuple[str, str]:
-    return ("-", "-") if value is None else (_short(value / 1e9), f"{value / ceiling:.0%} of {_short(ceiling / 1e9)}")
+    return ("-", "-") if value is None else (short(value / 1e9), f"{value / ceiling:.0%} of {short(ceiling / 1e9)}")

@@ -7,7 +7,7 @@ from html import escape
 from typing import Any
 
 from loadtest.plots import Axis, Series, chart
-from loadtest.ratios import Row
+from loadtest.tables import Row, html
 
 STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:1000px;margin:2em auto;padding:0 1em;color:#222}
 table{border-collapse:collapse;margin:1em 0}td,th{padding:.2em .8em;text-align:right;border-bottom:1px solid #ddd}
@@ -24,25 +24,16 @@ def page(content: Mapping[str, Any], table: Sequence[Row]) -> str:
     parts = [
         "<!doctype html><meta charset=utf-8><title>Load test</title>",
         f"<style>{STYLE}</style><h1>Load test of {escape(str(content['model']))}</h1>",
-        html_table([("", ""), *((name, str(value)) for name, value in about.items() if value)]),
-        html_table(table),
+        html([("", ""), *((name, str(value)) for name, value in about.items() if value)]),
+        html(table),
     ]
     if capacity is not None:
         parts.append(f"<h2>Capacity</h2><p>{capacity:.3g} requests a second keep the objective.</p>{_tried(content)}")
     for entry in content["figures"] if capacity is None else ():
         parts.append(f"<h2>{escape(entry['kind'])}</h2>{_charts(entry['details'])}")
         if errors := entry["details"]["errors"]:
-            parts.append(html_table([("error", "requests"), *((text, str(count)) for text, count in errors.items())]))
+            parts.append(html([("error", "requests"), *((text, str(count)) for text, count in errors.items())]))
     return "\n".join(parts) + "\n"
-
-
-def html_table(rows: Sequence[Row]) -> str:
-    """The first row is the heading."""
-    lines = [
-        "".join(f"<{cell}>{escape(text)}</{cell}>" for text in row)
-        for row, cell in zip(rows, ["th", *["td"] * len(rows)], strict=False)
-    ]
-    return "<table>" + "".join(f"<tr>{line}</tr>" for line in lines) + "</table>"
 
 
 def _charts(details: Mapping[str, Any]) -> str:

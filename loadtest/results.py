@@ -7,20 +7,11 @@ import platform
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 RESULTS = Path("bench-results")
-
-
-def machine() -> dict[str, object]:
-    """This machine, as far as figures depend on it."""
-    return {
-        "processor": _processor(),
-        "system": platform.platform(),
-        "cpus": psutil.cpu_count(),
-        "memory_bytes": psutil.virtual_memory().total,
-    }
 
 
 def new_path(folder: Path, what: str = "") -> Path:
@@ -29,14 +20,21 @@ def new_path(folder: Path, what: str = "") -> Path:
     return folder / f"{datetime.now(UTC):%Y%m%d-%H%M%S}{what}.json"
 
 
-def write(path: Path, content: Mapping[str, object]) -> None:
-    """Write `content` with the time, the machine and the Python version."""
+def write(path: Path, content: Mapping[str, object]) -> dict[str, Any]:
+    """Write `content` with the time, the machine and the Python version; what is read from the file."""
     about = {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": machine(),
+        "machine": {
+            "processor": _processor(),
+            "system": platform.platform(),
+            "cpus": psutil.cpu_count(),
+            "memory_bytes": psutil.virtual_memory().total,
+        },
         "python": platform.python_version(),
     }
-    path.write_text(json.dumps(about | dict(content), indent=1) + "\n", encoding="utf-8")
+    text = json.dumps(about | dict(content), indent=1)
+    path.write_text(text + "\n", encoding="utf-8")
+    return dict(json.loads(text))
 
 
 def _processor() -> str:

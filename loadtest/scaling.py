@@ -4,86 +4,39 @@
     python -m loadtest.scaling --quick             the same with few sizes, to try it out
     python -m loadtest.scaling --show FILE.json    write from figures that were kept
 
-Measures through commands of the other rooms, which print JSON. The text of the document outside its two marks is left
-as it is. Let nothing else run: it takes some minutes.
+Measures through commands of the other rooms, which print JSON. Let nothing else run: it takes some minutes.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
+from loadtest.document import Content, command, image, json_of, publish
 from loadtest.plots import Axis, Series, chart
-from loadtest.ratios import Row, markdown
-from loadtest.results import RESULTS, new_path, write
+from loadtest.tables import Row, markdown
 
-DOCUMENT = Path("docs/performance.md")
-BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 Points = Sequence[dict[str, Any]]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and write; 1 when it failed."""
-    parser = argparse.ArgumentParser(prog="make plots", description="Measure how the engine scales.")
+    parser = command("plots", "Measure how the engine scales.", "docs/performance.md")
     parser.add_argument("--model", metavar="MODEL", help="the embedded default when not given")
     parser.add_argument("--weights", default="stored", metavar="FORMAT")
     parser.add_argument("--quick", action="store_true", help="fewer sizes and runs")
-    parser.add_argument("--show", type=Path, metavar="FILE", help="figures that were kept")
-    parser.add_argument("--document", type=Path, default=DOCUMENT, metavar="FILE", help="what to write into")
-    options = parser.parse_args(arguments)
-    try:
-        content = json.loads(options.show.read_text(encoding="utf-8")) if options.show else _measure(options)
-        publish(content, options.document)
-    except (RuntimeError, ValueError, OSError) as error:
-        print(f"plots: {error}", file=sys.stderr)
-        return 1
-    print(f"written to {options.document}")
-    return 0
+    return publish(parser, arguments, "scaling", _measure, charts, body)
 
 
-def _measure(options: argparse.Namespace) -> dict[str, Any]:
-    steps = [*([options.model] if options.model else []), "--weights", options.weights]
-    content = json_of(["scheduler.scaling"])
-    content |= json_of(["models.scaling", *steps, *(["--quick"] if options.quick else [])])
-    RESULTS.mkdir(exist_ok=True)
-    path = new_path(RESULTS, "-scaling")
-    write(path, content)
-    return dict(json.loads(path.read_text(encoding="utf-8")))
+def _measure(options: argparse.Namespace) -> Content:
+    flags = [*([options.model] if options.model else []), "--weights", options.weights]
+    flags += ["--quick"] if options.quick else []
+    return json_of("scheduler.scaling") | json_of("models.scaling", *flags)
 
 
-def json_of(module_and_flags: Sequence[str]) -> dict[str, Any]:
-    """What a module prints. Raises RuntimeError."""
-    result = subprocess.run([sys.executable, "-m", *module_and_flags], stdout=subprocess.PIPE, text=True, check=False)
-    if result.returncode:
-        raise RuntimeError(f"{module_and_flags[0]} ended with exit code {result.returncode}")
-    return dict(json.loads(result.stdout))
-
-
-def publish(content: dict[str, Any], document: Path) -> None:
-    """Write charts and tables. Raises ValueError without the marks."""
-    fill(document, charts(content), body(content))
-
-
-def fill(document: Path, drawings: Mapping[str, str], measured: str) -> None:
-    """Write charts beside the document, and `measured` between its marks. Raises ValueError without the marks."""
-    text = document.read_text(encoding="utf-8")
-    if text.count(BEGIN) != 1 or text.count(END) != 1:
-        raise ValueError(f"{document} has no single pair of {BEGIN} and {END}")
-    folder = document.parent / "plots"
-    folder.mkdir(exist_ok=True)
-    for name, drawing in drawings.items():
-        (folder / f"{name}.svg").write_text(drawing, encoding="utf-8")
-    before, _, rest = text.partition(BEGIN)
-    after = rest.partition(END)[2]
-    document.write_text(f"{before}{BEGIN}\n\n{measured}\n{END}{after}", encoding="utf-8")
-
-
-def charts(content: dict[str, Any]) -> dict[str, str]:
+def charts(content: Content) -> dict[str, str]:
     """SVG documents by name."""
     decode, prefill = content["decode"], content["prefill"]
     batch, context = Axis("sequences in the batch", 2), Axis("tokens of context", 2)
@@ -136,7 +89,7 @@ def _lines(points: Points, each: str, along: str, name: str) -> list[Series]:
     return [line for line in lines if len(line.points) > 3]
 
 
-def body(content: dict[str, Any]) -> str:
+def body(content: Content) -> str:
     """The generated part of the document."""
     machine, ceilings = content["machine"], content["ceilings"]
     best = f"{ceilings['bytes_read'] / 1e9:.1f} GB/s read, {ceilings['int8_operations'] / 1e9:,.0f} GOP/s in int8"
@@ -200,10 +153,6 @@ def scheduler_rows(points: Points) -> list[Row]:
         parts = [point[name] for name in ("plan", "apply", "other")]
         rows.append((str(point["running"]), *(f"{part:.1f}" for part in (*parts, sum(parts)))))
     return rows
-
-
-def image(name: str) -> str:
-    return f"![{name}](plots/{name}.svg)"
 
 
 if __name__ == "__main__":

@@ -38,6 +38,15 @@ def daemon(flags: Sequence[str]) -> contextlib.AbstractContextManager[Server]:
     return started("the daemon", command, port, "/ready")
 
 
+def serving(
+    url: str | None, flags: Sequence[str], keys: Sequence[str] = (), model: str | None = None
+) -> contextlib.AbstractContextManager[Server]:
+    """The server at `url`, or without one the daemon."""
+    if url is None:
+        return daemon(flags)
+    return contextlib.nullcontext(Server(url, model or first_model(url, keys)))
+
+
 @contextmanager
 def started(
     name: str,

@@ -25,16 +25,14 @@ from typing import Any
 import uvloop
 from prometheus_client.parser import text_string_to_metric_families
 
+from loadtest.document import Content, command, publish
 from loadtest.driver import drive
 from loadtest.figures import Figures, summarise
 from loadtest.peers.install import default_model
-from loadtest.results import RESULTS, machine, new_path, write
-from loadtest.scaling import fill
 from loadtest.servers import Server, daemon
 from loadtest.speculation_document import body, charts
 from loadtest.workloads import Prompt, make
 
-DOCUMENT = Path("docs/speculation.md")
 REPEATS = Path(__file__).parent / "data" / "repeats.jsonl"
 PARTS = 3  # of the repeats: each repetition has another one, with prompts of every kind
 QUICK_TOKENS = 24
@@ -78,35 +76,21 @@ SELF = {"method": "self", "quantization": "int4"}
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and write; 1 when it failed."""
-    parser = argparse.ArgumentParser(prog="make bench-speculation", description="Measure speculative decoding.")
+    parser = command("bench-speculation", "Measure speculative decoding.", "docs/speculation.md")
     parser.add_argument("--quick", action="store_true", help="a few tokens of everything, once")
     parser.add_argument("--repetitions", type=int, default=PARTS, metavar="N", help="that ratios are the median of")
-    parser.add_argument("--show", type=Path, metavar="FILE", help="figures that were kept")
-    parser.add_argument("--document", type=Path, default=DOCUMENT, metavar="FILE", help="what to write into")
-    options = parser.parse_args(arguments)
-    try:
-        content = json.loads(options.show.read_text(encoding="utf-8")) if options.show else _measure(options)
-        fill(options.document, charts(content), body(content))
-    except (RuntimeError, ValueError, OSError) as error:
-        print(f"bench-speculation: {error}", file=sys.stderr)
-        return 1
-    print(f"written to {options.document}")
-    return 0
+    return publish(parser, arguments, "speculation", _measure, charts, body)
 
 
-def _measure(options: argparse.Namespace) -> dict[str, Any]:
+def _measure(options: argparse.Namespace) -> Content:
     repetitions = 1 if options.quick else options.repetitions
-    content: dict[str, Any] = {"machine": machine(), "quick": options.quick, "repetitions": repetitions, "ratios": []}
+    content: Content = {"quick": options.quick, "repetitions": repetitions, "ratios": []}
     for name, config, flags, wanted in METHODS:
         with started(flags) as plain, started(flags, config) as drafting:
             if not flags and "costs" not in content:
                 content["costs"] = costs(plain, options.quick)
             content["ratios"] += ratios(name, plain, drafting, wanted, repetitions, options.quick)
-    content["lengths"] = list(lengths(options.quick))
-    content["rules"] = list(rules(options.quick))
-    path = new_path(RESULTS, "-speculation")
-    write(path, content)
-    return dict(json.loads(path.read_text(encoding="utf-8")))
+    return content | {"lengths": list(lengths(options.quick)), "rules": list(rules(options.quick))}
 
 
 @contextlib.contextmanager

@@ -6,10 +6,10 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from loadtest.document import image
 from loadtest.plots import Axis, Series, chart
-from loadtest.ratios import Row, markdown
-from loadtest.scaling import image
 from loadtest.speculation_theory import simulate, speedup, tokens_of_chain
+from loadtest.tables import Row, markdown
 
 DRAFTED = (2, 4, 6)  # lengths of chains that are drawn
 SHARES = [share / 20 for share in range(21)]

@@ -45,7 +45,6 @@ def step_cost(costs: Mapping[int, float], rows: int) -> float:
     return costs[low] + (costs[high] - costs[low]) * (rows - low) / (high - low)
 
 
-def speedup(tokens: float, draft: Sequence[int], costs: Mapping[int, float], drafting: float = 0.0) -> float:
-    """Against one token a step. Every path has a row for the last token known too; `drafting` is seconds a level."""
-    rows = sum(draft) + len(draft)
-    return tokens * step_cost(costs, 1) / (step_cost(costs, rows) + drafting * max(draft))
+def speedup(tokens: float, draft: Sequence[int], costs: Mapping[int, float]) -> float:
+    """Against one token a step. Every path has a row for the last token known too; drafting costs nothing."""
+    return tokens * step_cost(costs, 1) / step_cost(costs, sum(draft) + len(draft))

@@ -51,49 +51,30 @@ class _Source:
         return int(min(high, max(low, value)))
 
 
-def _single(source: _Source, shared: Sequence[str], index: int) -> Prompt:
-    return Prompt(source.text(96), 256)
-
-
-def _decode(source: _Source, shared: Sequence[str], index: int) -> Prompt:
-    return Prompt(source.text(24), 256)
-
-
-def _chat(source: _Source, shared: Sequence[str], index: int) -> Prompt:
-    prompt = source.text(source.lognormal(160, 0.9, 8, 900))
-    return Prompt(prompt, source.lognormal(120, 0.7, 8, 400))
-
-
 def _prefix(source: _Source, shared: Sequence[str], index: int) -> Prompt:
     # Nine of ten take the shared texts in turn, the tenth the first one: one prefix is hotter than the others.
     chosen = index % len(shared) if source.random.random() < 0.9 else 0
     return Prompt(f"{shared[chosen]} {source.text(24)}", 32)
 
 
-def _prefill(source: _Source, shared: Sequence[str], index: int) -> Prompt:
-    return Prompt(source.text(900), 1)
-
-
-def _long(source: _Source, shared: Sequence[str], index: int) -> Prompt:
-    return Prompt(source.text(3000), 200)
-
-
-def _turns(source: _Source, shared: Sequence[str], index: int) -> Prompt:
-    said = None
-    for _ in range(4):
+def _turns(source: _Source) -> Prompt:
+    said = Prompt(source.text(60), 48)
+    for _ in range(3):
         said = Prompt(source.text(60), 48, said)
-    assert said is not None
     return said
 
 
+# From the source, the texts that prompts may share, and the prompt's number.
 _SETS: dict[str, Callable[[_Source, Sequence[str], int], Prompt]] = {
-    "single": _single,
-    "decode": _decode,
-    "chat": _chat,
+    "single": lambda source, *_: Prompt(source.text(96), 256),
+    "decode": lambda source, *_: Prompt(source.text(24), 256),
+    "chat": lambda source, *_: Prompt(
+        source.text(source.lognormal(160, 0.9, 8, 900)), source.lognormal(120, 0.7, 8, 400)
+    ),
     "prefix": _prefix,
-    "prefill": _prefill,
-    "long": _long,
-    "turns": _turns,
+    "prefill": lambda source, *_: Prompt(source.text(900), 1),
+    "long": lambda source, *_: Prompt(source.text(3000), 200),
+    "turns": lambda source, *_: _turns(source),
 }
 KINDS = tuple(_SETS)
 

@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 import pytest
 
 from loadtest import cache
-from loadtest.scaling import BEGIN, END
+from loadtest.document import BEGIN, END
 
 ROOT = Path(__file__).parents[2]
 

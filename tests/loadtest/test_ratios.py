@@ -8,19 +8,16 @@ import pytest
 
 from loadtest.figures import Figures
 from loadtest.ratios import (
-    Ceilings,
-    Cost,
     Measured,
     bytes_per_second,
     ceiling_rows,
     figure_rows,
-    markdown,
     medians,
     operations_per_second,
     ratio_rows,
     slower,
-    tpot_spread,
 )
+from loadtest.tables import markdown
 
 CHAT = Figures("chat", 4, 2, 0, 10.0, 1000, 400, 40.0, 100.0, 50.0, 90.0, 20.0, 30.0)
 PREFILL = Figures("prefill", 4, 2, 0, 10.0, 8000, 4, 0.4, 800.0, 700.0, 900.0, None, None)
@@ -73,7 +70,7 @@ def test_figures_stand_beside_their_times() -> None:
 
 
 def test_what_was_achieved_is_weights_read_and_products_computed() -> None:
-    cost = Cost(layer_weights=1000, head_weights=100, weight_bytes=4000)
+    cost = {"layer_weights": 1000, "head_weights": 100, "weight_bytes": 4000}
     assert bytes_per_second(CHAT, cost) == pytest.approx(4000 / 0.020)
     # 1000 prompt tokens and all 400 outputs but each request's last pass the layers; 400 pass the head.
     assert operations_per_second(CHAT, cost) == pytest.approx(2 * (1396 * 1000 + 400 * 100) / 10)
@@ -82,10 +79,11 @@ def test_what_was_achieved_is_weights_read_and_products_computed() -> None:
 
 
 def test_ceilings_are_those_of_the_weights_arithmetic() -> None:
-    cost = Cost(layer_weights=10**7, head_weights=0, weight_bytes=10**8)
-    ceilings = Ceilings(bytes_read=20e9, int8_operations=100e9, bfloat16_operations=10e9)
+    cost = {"layer_weights": 10**7, "head_weights": 0, "weight_bytes": 10**8}
+    ceilings = {"bytes_read": 20e9, "int8_operations": 100e9, "bfloat16_operations": 10e9}
     narrow = server("Octavo", CHAT, weights="bfloat16", of_peer=False)
-    rows = ceiling_rows([OURS, narrow, server("Peer", CHAT)], ceilings, {"stored": cost, "bfloat16": cost})
+    probe = {"ceilings": ceilings, "costs": {"stored": cost, "bfloat16": cost}}
+    rows = ceiling_rows([OURS, narrow, server("Peer", CHAT)], probe)
     assert [row[0] for row in rows[1:]] == ["chat, stored", "prefill, stored", "chat, bfloat16"]
     assert rows[1][1:] == ("5.0", "25% of 20.0", "2.8", "3% of 100")
     assert rows[2][1:3] == ("-", "-")
@@ -102,8 +100,8 @@ def test_a_peer_that_answers_sooner_is_named() -> None:
 
 
 def test_the_spread_of_time_per_token_is_p99_over_p50() -> None:
-    assert tpot_spread(CHAT) == 1.5
-    assert tpot_spread(PREFILL) is None
+    assert CHAT.tpot_spread == 1.5
+    assert PREFILL.tpot_spread is None
 
 
 def test_markdown_has_a_heading_a_rule_and_the_rows() -> None:

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from loadtest import scaling
-from loadtest.scaling import BEGIN, END, charts, main, memory_rows, scheduler_rows, step_rows
+from loadtest.document import BEGIN, END
+from loadtest.scaling import charts, main, memory_rows, scheduler_rows, step_rows
 
 CEILINGS = {"bytes_read": 20e9, "int8_operations": 1e12, "bfloat16_operations": 5e11}
 
@@ -80,9 +80,8 @@ def test_a_document_without_marks_is_one_line(tmp_path: Path, capsys: pytest.Cap
 
 
 def test_a_measurement_that_fails_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(scaling, "RESULTS", tmp_path)
     monkeypatch.setattr(sys, "executable", "/bin/false")
     assert main([]) == 1
     assert capsys.readouterr().err == "plots: scheduler.scaling ended with exit code 1\n"

@@ -33,7 +33,7 @@ def test_the_cost_of_rows_lies_on_the_lines_between_those_that_are_known() -> No
     costs = {1: 5.0, 4: 8.0, 16: 20.0}
     assert [step_cost(costs, rows) for rows in (1, 2, 4, 10, 16, 28)] == [5.0, 6.0, 8.0, 14.0, 20.0, 32.0]
     assert speedup(3.0, (3,), costs) == pytest.approx(3 * 5 / 8)
-    assert speedup(3.0, (1, 1), costs, drafting=2.0) == pytest.approx(3 * 5 / (8 + 2))
+    assert speedup(3.0, (1, 1), costs) == pytest.approx(3 * 5 / 8)
 
 
 def test_there_are_24_prompts_that_repeat_in_parts_of_every_kind() -> None:
