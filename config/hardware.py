@@ -9,28 +9,12 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 # Instruction sets that decide which kernels can run; everything else in /proc/cpuinfo is noise here.
-_ISA = frozenset(
-    [
-        "avx2",
-        "fma",
-        "f16c",
-        "avx512f",
-        "avx512_vnni",
-        "avx512_bf16",
-        "avx_vnni",
-        "amx_tile",
-        "amx_int8",
-        "amx_bf16",
-        "asimd",
-        "asimddp",
-        "i8mm",
-        "bf16",
-    ]
-)
+_ISA = re.compile(r"avx2|fma|f16c|avx512(f|_vnni|_bf16)|avx_vnni|amx_(tile|int8|bf16)|asimd(dp)?|i8mm|bf16")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +54,7 @@ def _processor(root: Path) -> tuple[str, frozenset[str]]:
         if key.strip() == "model name":
             name = value.strip()
         elif key.strip() in ("flags", "Features"):
-            isa = _ISA & set(value.split())
+            isa = frozenset(filter(_ISA.fullmatch, value.split()))
             break
     return name, isa
 

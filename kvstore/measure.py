@@ -17,6 +17,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -39,11 +40,10 @@ class Chat:
 
 
 class Tree:
-    """The store as the scheduler uses it."""
-
-    name = "radix tree"
+    """The store as the scheduler uses it, or without sharing."""
 
     def __init__(self, pages: int, caching: bool = True) -> None:
+        self.name = "radix tree" if caching else "pages, no sharing"
         self.kv = KVStore(
             num_pages=pages, page_size=PAGE, max_sequences=AT_ONCE, max_model_len=LONGEST, prefix_caching=caching
         )
@@ -71,15 +71,6 @@ class Tree:
         """Slots set aside for running requests, and those of them without a token."""
         empty = sum(seq.blocks[0] * PAGE - seq.computed for seq in self._open.values())
         return self.kv.pools[0].used * PAGE, empty
-
-
-class Pages(Tree):
-    """Pages without sharing."""
-
-    name = "pages, no sharing"
-
-    def __init__(self, pages: int) -> None:
-        super().__init__(pages, caching=False)
 
 
 class Contiguous:
@@ -159,7 +150,7 @@ class HashedBlocks:
         return (len(self._users) + len(partial)) * PAGE, sum(PAGE - filled for filled in partial)
 
 
-WAYS: tuple[Callable[[int], Any], ...] = (Contiguous, Pages, HashedBlocks, Tree)
+WAYS: tuple[Callable[[int], Any], ...] = (Contiguous, partial(Tree, caching=False), HashedBlocks, Tree)
 
 
 def chats(count: int, seed: int = 1) -> list[Chat]:
@@ -277,8 +268,7 @@ def costs(leaves: int, length: int = 96) -> dict[str, Any]:
     }
 
     def evict(number: int) -> None:
-        if kv.tree is not None:
-            kv.tree.evict([kv.pools[0].free + 1], "measured")
+        kv.tree.evict([kv.pools[0].free + 1], "measured")
 
     timed["evict"] = _median(evict)
     return {"leaves": leaves, "tokens": length - 10 + leaves * 10 + 2000, **timed}

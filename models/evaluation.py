@@ -24,7 +24,7 @@ from models.base import F32, I32
 from models.errors import ModelError
 from models.loading.checkpoint import Checkpoint
 from models.loading.source import Source
-from models.plain_batch import plain_batch
+from models.plain_batch import plain_batch, plain_runner
 
 if TYPE_CHECKING:
     from models.cpu.weights import WeightFormat
@@ -178,15 +178,7 @@ def _score(weights: WeightFormat, logits_of: Logits, expected: F32, texts: Seque
 
 def native(checkpoint: Checkpoint, weights: WeightFormat, threads: int, length: int) -> Logits:
     """The CPU kernels, for windows of up to `length` tokens. Raises KernelError where they cannot run."""
-    from models.cpu.runner import CpuRunner
-
-    runner = CpuRunner(
-        checkpoint,
-        weights=weights,
-        kv_dtype="float32" if weights == "float32" else "bfloat16",
-        threads=threads,
-        max_length=length,
-    )
+    runner = plain_runner(checkpoint, weights, threads, length)
     pages = -(-length // PAGE_SIZE)
     runner.allocate(pages, PAGE_SIZE)
     table = np.arange(pages, dtype=np.int32)[None]

@@ -1,13 +1,27 @@
-"""Batches without a scheduler: greedy, one layer group, pages handed in. For evaluating and measuring a runner."""
+"""A runner and batches without a scheduler, greedy and with pages handed in: for evaluating and measuring."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from models.base import I32, Batch
+from models.loading.checkpoint import Checkpoint
 from models.sampling import SamplingBatch
+
+if TYPE_CHECKING:
+    from models.cpu.runner import CpuRunner
+    from models.cpu.weights import WeightFormat
+
+
+def plain_runner(checkpoint: Checkpoint, weights: WeightFormat, threads: int, max_length: int) -> CpuRunner:
+    """The CPU kernels, with keys and values in the type that fits the weights. Raises KernelError."""
+    from models.cpu.runner import CpuRunner
+
+    kv_dtype: Literal["float32", "bfloat16"] = "float32" if weights == "float32" else "bfloat16"
+    return CpuRunner(checkpoint, weights=weights, kv_dtype=kv_dtype, threads=threads, max_length=max_length)
 
 
 def plain_batch(
@@ -31,19 +45,14 @@ def plain_batch(
         page_tables=(tables,),
         copies=(np.zeros((0, 2), np.int32),),
         logit_rows=rows,
-        sampling=_greedy(positions[rows] + 1),
-    )
-
-
-def _greedy(positions: I32) -> SamplingBatch:
-    count = len(positions)
-    return SamplingBatch(
-        temperature=np.zeros(count, np.float32),
-        top_p=np.ones(count, np.float32),
-        top_k=np.zeros(count, np.int32),
-        min_p=np.zeros(count, np.float32),
-        seed=np.zeros(count, np.int64),
-        position=positions,
-        target=np.full(count, -1, np.int32),
-        num_logprobs=-1,
+        sampling=SamplingBatch(
+            temperature=np.zeros(len(rows), np.float32),
+            top_p=np.ones(len(rows), np.float32),
+            top_k=np.zeros(len(rows), np.int32),
+            min_p=np.zeros(len(rows), np.float32),
+            seed=np.zeros(len(rows), np.int64),
+            position=positions[rows] + 1,
+            target=np.full(len(rows), -1, np.int32),
+            num_logprobs=-1,
+        ),
     )

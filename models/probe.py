@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -28,7 +28,11 @@ from models.cpu.memory import Arena
 from models.errors import ModelError
 from models.loading.checkpoint import open_checkpoint
 from models.loading.source import resolve_source
+from models.plain_batch import plain_runner
 from models.step_cost import step_cost
+
+if TYPE_CHECKING:
+    from models.cpu.weights import WeightFormat
 
 READ_BYTES = 256 << 20  # far more than any cache holds
 SIDE = 2048  # of the square products
@@ -124,17 +128,10 @@ def _numpy_read_rate(threads: int) -> float:
         return READ_BYTES / best(lambda: list(pool.map(np.max, parts)), 10)
 
 
-def costs(model: str | None, formats: Iterable[str], threads: int) -> dict[str, dict[str, int]]:
+def costs(model: str | None, formats: Iterable[WeightFormat], threads: int) -> dict[str, dict[str, int]]:
     """What a step costs in each weights format. Raises ModelError."""
-    from models.cpu.runner import CpuRunner
-
     checkpoint = open_checkpoint(resolve_source(model))
-    found = {}
-    for weights in formats:
-        kv: Any = "float32" if weights == "float32" else "bfloat16"
-        runner = CpuRunner(checkpoint, weights=weights, kv_dtype=kv, threads=threads, max_length=16)  # type: ignore[arg-type]
-        found[weights] = asdict(step_cost(runner))
-    return found
+    return {weights: asdict(step_cost(plain_runner(checkpoint, weights, threads, 16))) for weights in formats}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -13,7 +13,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,7 @@ from models.cpu.runner import CpuRunner
 from models.errors import ModelError
 from models.loading.checkpoint import open_checkpoint
 from models.loading.source import resolve_source
-from models.plain_batch import plain_batch
+from models.plain_batch import plain_batch, plain_runner
 from models.probe import measure
 from models.step_cost import StepCost, step_cost
 
@@ -86,18 +86,10 @@ class Rig:
 
     def decode(self, batch: int, context: int) -> Point:
         """One row for each of `batch` sequences that hold `context` tokens."""
-        step = plain_batch(
-            self._tokens(batch), self._tables(batch, context), starts=[context - 1] * batch, counts=[1] * batch
-        )
-        pairs = batch * context
-        return Point(
-            batch,
-            context,
-            batch,
-            self._time([step]),
-            self._cost.bytes_read(pairs),
-            self._cost.operations(batch, batch, pairs),
-        )
+        tokens, tables, pairs = self._tokens(batch), self._tables(batch, context), batch * context
+        seconds = self._time([plain_batch(tokens, tables, starts=[context - 1] * batch, counts=[1] * batch)])
+        operations = self._cost.operations(batch, batch, pairs)
+        return Point(batch, context, batch, seconds, self._cost.bytes_read(pairs), operations)
 
     def prefill(self, length: int) -> Point:
         """A whole prompt, chunk by chunk, up to its first token."""
@@ -153,19 +145,11 @@ def points(rig: Rig, longest: int, quick: bool) -> Iterator[tuple[str, Point | P
             yield "prefill", rig.prefill(length)
 
 
-def run(
-    model: str | None, weights: WeightFormat, threads: int, quick: bool, note: Callable[[str], None]
-) -> dict[str, Any]:
-    """Measure everything. Raises ModelError."""
+def run(model: str | None, weights: WeightFormat, threads: int, quick: bool) -> dict[str, Any]:
+    """Measure everything, and tell of it on stderr. Raises ModelError."""
     checkpoint = open_checkpoint(resolve_source(model))
     longest = min(checkpoint.config.max_position, CONTEXTS[-1])
-    runner = CpuRunner(
-        checkpoint,
-        weights=weights,
-        kv_dtype="float32" if weights == "float32" else "bfloat16",
-        threads=threads,
-        max_length=longest,
-    )
+    runner = plain_runner(checkpoint, weights, threads, longest)
     cost = step_cost(runner)
     content: dict[str, Any] = {
         "model": checkpoint.name,
@@ -177,7 +161,7 @@ def run(
         "cost": asdict(cost),
     }
     for kind, point in points(Rig(runner, cost, 0.05 if quick else 0.4), longest, quick):
-        note(f"{kind}: {point}")
+        print(f"{kind}: {point}", file=sys.stderr)
         content.setdefault(kind, []).append(asdict(point))
     return content
 
@@ -192,7 +176,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     threads = options.threads or Hardware.detect("cpu").cores
     try:
-        content = run(options.model, options.weights, threads, options.quick, lambda line: print(line, file=sys.stderr))
+        content = run(options.model, options.weights, threads, options.quick)
     except ModelError as error:
         print(f"scaling: {error}", file=sys.stderr)
         return 2
