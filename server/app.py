@@ -29,7 +29,7 @@ from server.description import DescribedApplication
 from server.edge import Edge
 from server.errors import APIError, InvalidRequest, MethodNotAllowed, NotFound, field_path, shown
 from server.generation import ClientGone
-from server.routes import cache, chat, completions, health, info, messages, models, page, responses, tokens
+from server.routes import cache, chat, completions, info, page, responses
 from server.routes.generating import CLIENT_CLOSED, IGNORED_HEADER
 from server.state import ServerState
 
@@ -84,7 +84,7 @@ def create_app(state: ServerState) -> FastAPI:
         redirect_slashes=False,  # a path that is nearly right is a 404, not a detour around the API key
         lifespan=lifespan,
     )
-    for module in (completions, chat, responses, messages, tokens, models, health, info, cache):
+    for module in (completions, chat, responses, info, cache):
         app.include_router(module.router(state))
     app.include_router(page.router())
     app.add_exception_handler(APIError, _api_error)

@@ -6,9 +6,10 @@ nothing here runs on the event loop. What a template refuses becomes a 400 in it
 Literal control tokens in contents (`<|im_end|>` typed by a user) are wrapped in markers before rendering, so that
 whoever tokenises the result can tell them from those the template wrote.
 
-Templates that do not speak of tools, or of a role, degrade by these rules: tools are listed in the system message (see
-`server.tools.prompt`); `developer` becomes `system`; a `tool` message becomes a `user` message holding
-`<tool_response>` tags; an assistant's calls become `<tool_call>` tags in its content.
+Templates that do not speak of tools, or of a role, degrade by these rules: tools are listed at the end of the system
+message, which is made if there is none, and asked for in the form that the Hermes parser reads; `developer` becomes
+`system`; a `tool` message becomes a `user` message holding `<tool_response>` tags; an assistant's calls become
+`<tool_call>` tags in its content.
 """
 
 from __future__ import annotations
@@ -20,10 +21,19 @@ from typing import Any
 import orjson
 
 from server.errors import InvalidRequest, bounded
-from server.tools.prompt import with_tools
 
 MARK_START, MARK_END = "\U0010fffa", "\U0010fffb"
 MAX_REASON_CHARS = 300
+
+_TOOLS = """\
+You can call these functions. Each line describes one as a JSON schema:
+<tools>
+{tools}
+</tools>
+To call a function, write its name and its arguments as JSON between tags, one pair of tags for each call:
+<tool_call>
+{{"name": "function", "arguments": {{"argument": "value"}}}}
+</tool_call>"""
 
 
 class ChatTemplate:
@@ -106,3 +116,13 @@ def _renderer() -> Any:
     from transformers.utils import chat_template_utils  # most of a second, so not before it is needed
 
     return chat_template_utils
+
+
+def with_tools(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The conversation with the tools in its system message."""
+    text = _TOOLS.format(tools="\n".join(orjson.dumps(tool).decode() for tool in tools))
+    first, rest = dict(messages[0]), [dict(message) for message in messages[1:]]
+    if first["role"] not in ("system", "developer"):
+        return [{"role": "system", "content": text}, first, *rest]
+    first["content"] = f"{first['content']}\n\n{text}" if first["content"] else text
+    return [first, *rest]

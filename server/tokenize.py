@@ -89,29 +89,19 @@ class Tokenizing:
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
-        add_generation_prompt: bool,
-        continue_final_message: bool,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        documents: Sequence[Mapping[str, Any]] | None,
-        variables: Mapping[str, Any] | None,
         add_special_tokens: bool,
         truncates: bool = False,
+        **rendering: Any,
     ) -> list[int]:
-        """The ids of a conversation. Special tokens written in its contents stay text."""
+        """The ids of a conversation, by what `ChatTemplate.render` takes. Special tokens written in its contents stay
+        text."""
         if self.template is None:
             raise InvalidRequest(
                 "This model has no chat template: use /v1/completions, or start the server with --chat-template.",
                 param="messages",
                 code="no_chat_template",
             )
-        text = self.template.render(
-            messages,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            tools=tools,
-            documents=documents,
-            variables=variables,
-        )
+        text = self.template.render(messages, **rendering)
         if MARK_START not in text and MARK_END not in text:
             return self.encode(text, add_special_tokens=add_special_tokens, truncates=truncates, field="messages")
         if not truncates:

@@ -37,9 +37,9 @@ from server.drafting import make_speculation
 from server.keys import KeyRing
 from server.listen import refusal, url_of
 from server.loading import Model
+from server.message import CLOSING
 from server.metrics import Metrics
 from server.protocol.checks import ServerLimits
-from server.reasoning import CLOSING
 from server.saved_cache import SavedCache
 from server.startup import Phases
 from server.state import ServerState

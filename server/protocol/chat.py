@@ -138,3 +138,9 @@ class ChatCompletionRequest(GenerationFields):
     continue_final_message: bool | None = None
     chat_template_kwargs: Annotated[JSONObject, BeforeValidator(_template_kwargs)] | None = None
     documents: list[JSONObject] | None = None
+
+
+class TokenizeChatRequest(ChatCompletionRequest):
+    """A conversation; of the fields that /v1/chat/completions has, those that shape the prompt matter."""
+
+    return_token_strs: bool | None = None

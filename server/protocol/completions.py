@@ -1,4 +1,6 @@
-"""The request of `POST /v1/completions`."""
+"""The requests that have a raw prompt: of `POST /v1/completions`, of `/tokenize` and `/detokenize` in vLLM's form, and
+of `POST /v1/cache/prefixes`.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from server.protocol.fields import GenerationFields, Int, whole
+from server.protocol.fields import Fields, GenerationFields, Int, ModelName, whole
 
 MAX_PROMPTS = 1024
 
@@ -55,3 +57,26 @@ class CompletionRequest(GenerationFields):
     best_of: Annotated[Int, Field(ge=1, le=20)] | None = None
     echo: bool | None = None
     logprobs: Annotated[Int, Field(ge=0)] | None = None
+
+
+class TokenizeRequest(Fields):
+    """A raw prompt, as /v1/completions would read it."""
+
+    model: ModelName
+    prompt: str
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(Fields):
+    model: ModelName
+    tokens: Annotated[list[Int], Field(min_length=0)]
+
+
+class PrefixRequest(Fields):
+    """A raw prompt to be pinned; a conversation is a `ChatCompletionRequest`."""
+
+    model: ModelName
+    prompt: str | Annotated[list[Int], Field(min_length=1)]
+    add_special_tokens: bool | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=128)] | None = None

@@ -14,7 +14,7 @@ from pydantic_core import PydanticCustomError
 from server.errors import shown, wrong
 from server.protocol.fields import Fields, JSONObject
 from server.structured.schema import prepared
-from server.tools.definitions import Tool, ToolChoice
+from server.tools.formats import Tool, ToolChoice
 
 MAX_TOOLS = 128
 

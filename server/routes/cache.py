@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Hashable
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from itertools import islice
 from typing import Annotated, Any
 
@@ -29,10 +28,10 @@ from server.errors import InvalidRequest, NotFound, Unavailable, shown
 from server.page_map import page_map
 from server.protocol.chat import ChatCompletionRequest
 from server.protocol.checks import check_ids
-from server.protocol.tokens import PrefixRequest
+from server.protocol.completions import PrefixRequest
 from server.refusals import failure, refusal
 from server.replies.head import new_id
-from server.routes.generating import body_of, validated
+from server.routes.generating import body_of, raw_prompts, validated
 from server.routes.info import Limit
 from server.saved_cache import SavedCache
 from server.state import ServerState
@@ -81,7 +80,10 @@ def router(state: ServerState) -> APIRouter:
             tokens, salt = await prompt_of(state, chat), chat.cache_salt
         else:
             text, headers = validated(request, state, body, PrefixRequest)
-            tokens, salt = await _tokens_of(state, text), text.cache_salt
+            if isinstance(text.prompt, list):
+                check_ids(text.prompt, "prompt", state.limits)
+            [tokens] = await raw_prompts(state, [text.prompt], text.add_special_tokens, truncates=False)
+            salt = text.cache_salt
         prompt, namespace = np.array(tokens, np.int32), state.namespace(salt)
         for prefix_id, one in own().items():
             if (one.tokens, one.namespace) == (prompt.tobytes(), namespace):
@@ -131,14 +133,6 @@ def router(state: ServerState) -> APIRouter:
         return object_response(cache_view(state, limit, cells))
 
     return routes
-
-
-async def _tokens_of(state: ServerState, fields: PrefixRequest) -> list[int]:
-    if isinstance(fields.prompt, list):
-        check_ids(fields.prompt, "prompt", state.limits)
-        return fields.prompt
-    encode = partial(state.tokenizing.encode, add_special_tokens=fields.add_special_tokens is not False)
-    return await state.tokenizing.run(partial(encode, truncates=False), fields.prompt)
 
 
 async def _pin(state: ServerState, prompt: Any, namespace: Hashable) -> Pin:

@@ -22,10 +22,10 @@ from server.routes.generating import (
     compiled,
     generation,
     parsed,
+    raw_prompts,
     text_options,
 )
 from server.state import ServerState
-from server.tokenize import Tokenizing
 
 
 def router(state: ServerState) -> APIRouter:
@@ -36,7 +36,8 @@ def router(state: ServerState) -> APIRouter:
         arrival = state.clock()
         fields, headers = await parsed(request, state, CompletionRequest)
         check_completion(fields, state.limits)
-        prompts = await state.tokenizing.run(_tokenised, state.tokenizing, fields)
+        truncates = fields.truncate_prompt_tokens is not None
+        prompts = await raw_prompts(state, fields.prompt, fields.add_special_tokens, truncates=truncates)
         answer_id = new_id("cmpl")
         requests = _requests(state, fields, answer_id, prompts, await bad_words(state, fields), arrival)
         grammar = grammar_of(fields.response_format, fields.structured_outputs)
@@ -48,18 +49,6 @@ def router(state: ServerState) -> APIRouter:
         return await answered(request, state, work, writer, headers, stream=fields.stream)
 
     return routes
-
-
-def _tokenised(tokenizing: Tokenizing, fields: CompletionRequest) -> list[list[int]]:
-    """The ids of every prompt. Runs in a worker thread."""
-    special = fields.add_special_tokens is not False
-    truncates = fields.truncate_prompt_tokens is not None
-    return [
-        tokenizing.encode(prompt, add_special_tokens=special, truncates=truncates)
-        if isinstance(prompt, str)
-        else prompt
-        for prompt in fields.prompt
-    ]
 
 
 def _requests(

@@ -63,6 +63,20 @@ def text_options(fields: GenerationFields, *, logprobs: bool) -> TextOptions:
     )
 
 
+async def raw_prompts(
+    state: ServerState, prompts: Sequence[str | list[int]], add_special_tokens: bool | None, *, truncates: bool
+) -> list[list[int]]:
+    """The ids of prompts without a template. Raises ContextOverflow unless they are cut later."""
+
+    def ids_of(prompt: str | list[int]) -> list[int]:
+        special = add_special_tokens is not False
+        if isinstance(prompt, list):
+            return prompt
+        return state.tokenizing.encode(prompt, add_special_tokens=special, truncates=truncates)
+
+    return await state.tokenizing.run(lambda: list(map(ids_of, prompts)))
+
+
 async def bad_words(state: ServerState, fields: GenerationFields) -> tuple[tuple[int, ...], ...]:
     """The token runs that a request does not want to see."""
     if not fields.bad_words:

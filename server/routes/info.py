@@ -1,17 +1,22 @@
-"""What an operator may ask: `GET /info` for the resolved plan, `/debug/requests` for the lives of requests,
-`/debug/steps` for what the scheduler did."""
+"""What the server says of itself.
+
+`/health` (the process answers), `/ready` (it can serve), `/metrics` and `/version`, none of which does engine work; the
+models served; for operators `/info`, the resolved plan, `/debug/requests`, the lives of requests, and `/debug/steps`,
+what the scheduler did.
+"""
 
 from __future__ import annotations
 
 from itertools import islice
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Request
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
-from scheduler.journal import DraftNote, RequestLife
+from scheduler.journal import RequestLife
 from server.answer import object_response
-from server.errors import NotFound, shown
+from server.errors import NotFound, Unavailable, shown
 from server.state import ServerState
 
 Limit = Annotated[int, Query(ge=1, le=1000)]
@@ -19,6 +24,36 @@ Limit = Annotated[int, Query(ge=1, le=1000)]
 
 def router(state: ServerState) -> APIRouter:
     routes = APIRouter()
+
+    async def health(_: Request) -> Response:
+        return object_response({"status": "alive"})
+
+    async def ready(_: Request) -> Response:
+        reason = state.not_ready()
+        if reason is not None:
+            raise Unavailable(f"Not ready: {reason}.", retry_after_seconds=5)
+        return object_response({"status": "ready", "running": state.engine.running, "waiting": state.engine.waiting})
+
+    # Plain routes: probes may use HEAD, which these answer too.
+    routes.add_route("/health", health, methods=["GET"])
+    routes.add_route("/ready", ready, methods=["GET"])
+
+    @routes.get("/metrics")
+    async def metrics() -> Response:
+        return Response(await state.metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
+
+    @routes.get("/version")
+    async def version() -> Response:
+        return object_response({"version": state.version})
+
+    @routes.get("/v1/models")
+    async def models() -> Response:
+        return object_response({"object": "list", "data": [_model(state, name) for name in state.model_names]})
+
+    @routes.get("/v1/models/{name:path}")
+    async def model(name: str) -> Response:
+        state.require_model(name)
+        return object_response(_model(state, name))
 
     @routes.get("/info")
     async def info() -> Response:
@@ -35,13 +70,20 @@ def router(state: ServerState) -> APIRouter:
         life = state.engine.journal.life(request_id)
         if life is None:
             raise NotFound(f"No current or recent request has the id {shown(request_id)}.", param="request_id")
-        return object_response(
+        events = [
+            {"after_seconds": _since(life, event.time), "kind": event.kind, "choice": event.choice, **event.detail}
+            for event in life.events
+        ]
+        drafts = [  # candidates as token ids, and how many tokens of the best one became output
             {
-                **_summary(life, state.clock()),
-                "events": [_event(life, event) for event in life.events],
-                "drafts": [_draft(life, draft) for draft in life.drafts],
+                "after_seconds": _since(life, draft.time),
+                "choice": draft.choice,
+                "paths": draft.paths,
+                "accepted": draft.accepted,
             }
-        )
+            for draft in life.drafts
+        ]
+        return object_response({**_summary(life, state.clock()), "events": events, "drafts": drafts})
 
     @routes.get("/debug/steps")
     async def steps(limit: Limit = 50, after: Annotated[int, Query(ge=0)] = 0) -> Response:
@@ -51,12 +93,24 @@ def router(state: ServerState) -> APIRouter:
     return routes
 
 
+def _model(state: ServerState, name: str) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": state.created,
+        "owned_by": "octavo",
+        "root": state.model_names[0],
+        "parent": None,
+        "max_model_len": state.limits.max_model_len,
+    }
+
+
+def _since(life: RequestLife, moment: float | None) -> float | None:
+    return None if moment is None else round(moment - life.arrival, 6)
+
+
 def _summary(life: RequestLife, now: float) -> dict[str, Any]:
     """A life with times in seconds since its arrival."""
-
-    def since(moment: float | None) -> float | None:
-        return None if moment is None else round(moment - life.arrival, 6)
-
     return {
         "id": life.id,
         "prompt_tokens": life.prompt_tokens,
@@ -67,22 +121,11 @@ def _summary(life: RequestLife, now: float) -> dict[str, Any]:
         "preemptions": life.preemptions,
         "drafted_tokens": life.drafted_tokens,
         "accepted_tokens": life.accepted_tokens,
-        "age_seconds": since(now),
-        "admitted_after_seconds": since(life.admitted_at),
-        "first_token_after_seconds": since(life.first_token_at),
-        "finished_after_seconds": since(life.finished_at),
+        "age_seconds": _since(life, now),
+        "admitted_after_seconds": _since(life, life.admitted_at),
+        "first_token_after_seconds": _since(life, life.first_token_at),
+        "finished_after_seconds": _since(life, life.finished_at),
         "finish_reasons": life.finish_reasons,
         "error": life.error,
         "dropped_events": life.dropped_events,
     }
-
-
-def _draft(life: RequestLife, draft: DraftNote) -> dict[str, Any]:
-    """Its candidates as token ids, and how many tokens of the best one became output."""
-    after = round(draft.time - life.arrival, 6)
-    return {"after_seconds": after, "choice": draft.choice, "paths": draft.paths, "accepted": draft.accepted}
-
-
-def _event(life: RequestLife, event: Any) -> dict[str, Any]:
-    after = round(event.time - life.arrival, 6)
-    return {"after_seconds": after, "kind": event.kind, "choice": event.choice, **event.detail}

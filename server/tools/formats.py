@@ -1,6 +1,6 @@
-"""The ways in which models write calls, and which of them a model was taught.
+"""The functions a client offers, the ways in which models write calls of them, and which a model was taught.
 
-Each has a parser and a grammar, which agree: what the grammar allows, the parser reads as calls that are whole.
+Each way has a parser and a grammar, which agree: what the grammar allows, the parser reads as calls that are whole.
 """
 
 from __future__ import annotations
@@ -9,12 +9,11 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from secrets import token_hex
-from typing import Any
+from typing import Any, Literal
 
-from server.errors import InvalidRequest
+from server.errors import wrong
 from server.structured.grammar import json_of, literal
 from server.structured.schema import rebased
-from server.tools.definitions import Tool
 from server.tools.json_calls import ARGS, JsonCalls
 from server.tools.parts import CallParser
 from server.tools.pythonic import KEYWORD, PythonicCalls
@@ -25,6 +24,33 @@ CALLS = "calls"  # the rule that all of them together are
 
 NewId = Callable[[], str]
 Mark = Callable[[str], str]  # a mark as a grammar names it: some are tokens of their own, which no text can spell
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """One function. `definition` is what templates are shown; `parameters` the schema that calls are kept to."""
+
+    name: str
+    definition: Mapping[str, Any]
+    parameters: Mapping[str, Any]  # prepared: see `server.structured.schema`
+    field: str  # where the client defined it
+
+
+@dataclass(frozen=True, slots=True)
+class ToolChoice:
+    """What to do with the tools. `mode` "named" is "required" with one tool, but for how the answer says it ended."""
+
+    tools: Sequence[Tool]  # those that may be called
+    mode: Literal["auto", "required", "named"]
+    parallel: bool  # whether several calls may be made
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(tool.name for tool in self.tools)
+
+    @property
+    def forced(self) -> bool:
+        return self.mode != "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +110,9 @@ def _keywords(rule: str, tool: Tool) -> list[str]:
     required = set(tool.parameters.get("required") or ())
     plain = _COMBINING.isdisjoint(tool.parameters) and required <= properties.keys()
     if not plain or not all(map(KEYWORD.fullmatch, properties)):
-        raise InvalidRequest(
-            f"'{tool.field}.parameters' must be a list of properties with plain names: this model writes arguments "
-            "by keyword.",
-            param=f"{tool.field}.parameters",
+        raise wrong(
+            f"{tool.field}.parameters",
+            "must be a list of properties with plain names: this model writes arguments by keyword",
         )
     rules = []
     for number, name in enumerate(properties):
@@ -144,7 +169,7 @@ FORMATS: Mapping[str, CallFormat] = {
 
 def taught_by(template: str | None) -> CallFormat:
     """The format that a chat template speaks of; Hermes' where it speaks of none, for that is what the system text of
-    `server.tools.prompt` then asks for."""
+    `server.chat_template` then asks for."""
     for pattern, name in _SIGNS:
         if template is not None and re.search(pattern, template):
             return FORMATS[name]

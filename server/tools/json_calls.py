@@ -9,17 +9,22 @@ A list is taken wherever an object is. The closing mark may be missing.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection
-from typing import Literal
+from typing import Any, Literal
+
+import orjson
 
 from server.stops import StopMatcher
-from server.tools.call_reader import CallReader
-from server.tools.parts import CallParser
+from server.tools.parts import CallParser, Nesting
 
 ARGS = "[ARGS]"
 MAX_NAME_CHARS = 256
 
+_HEAD = re.compile(r'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*\{', re.DOTALL)
+
 State = Literal["text", "opened", "name", "call", "between"]
+Outcome = Literal["open", "whole", "failed"]
 
 
 class JsonCalls(CallParser):
@@ -102,7 +107,7 @@ class JsonCalls(CallParser):
 
     def _step_opened(self, char: str) -> None:
         if char == "{":
-            self._reader = CallReader(self, self.names)
+            self._reader = CallReader(self)
             self._state = "call"
             self._step_call(char)
         elif char == "[" and not self._in_list and self._raw.strip() in ("", self._opening):
@@ -128,7 +133,7 @@ class JsonCalls(CallParser):
         if name not in self.names:
             self._give_up(char)
             return
-        self._reader = CallReader(self, self.names, name)
+        self._reader = CallReader(self, name)
         self._state = "call"
         self._step_call(char)
 
@@ -155,3 +160,85 @@ class JsonCalls(CallParser):
             self._back_to_text()
         else:
             self._give_up(char)
+
+
+class CallReader:
+    """Reads one call written as an object, and tells `parser` of it as soon as it is sure to be one: when its name is
+    known and its arguments begin. A call with other keys before them, or whose arguments are a string of JSON, is known
+    by its end only.
+
+    `text` is what was read of it until then. With `name`, only the arguments are in the text.
+    """
+
+    def __init__(self, parser: CallParser, name: str | None = None) -> None:
+        self.text = ""
+        self.begun = name is not None
+        self._parser = parser
+        self._nesting = Nesting()
+        self._level = 1 if name is None else 0  # brackets around the arguments
+        self._state: Literal["head", "arguments", "behind", "others"] = "head" if name is None else "arguments"
+        self._arguments: list[str] = []
+        if name is not None:
+            parser.begin_call(name)
+
+    def feed(self, char: str) -> Outcome:
+        """Take the next character. After a failure it is not part of `text`."""
+        self._nesting.feed(char)
+        match self._state:
+            case "arguments":
+                self._add(char)
+                if self._nesting.depth > self._level:
+                    return "open"
+                self._state = "behind"
+                return "open" if self._level else self._ended()
+            case "behind" | "others":
+                if self._nesting.depth == 0:
+                    return self._ended()
+                if char == ",":
+                    self._state = "others"
+                return "open" if self._state == "others" or char.isspace() else self._ended(failed=True)
+        if self._nesting.depth == 0:
+            return self._whole(self.text + char)
+        if char == "{" and (head := _HEAD.fullmatch(self.text + char)) is not None:
+            name = _json(head[1])
+            if name not in self._parser.names:
+                return "failed"
+            self._begin(name)
+            self._add(char)
+        self.text += char
+        return "open"
+
+    def _whole(self, text: str) -> Outcome:
+        """The object has ended, and was not known for a call before."""
+        call = _json(text)
+        name = call.get("name") if isinstance(call, dict) else None
+        if not isinstance(name, str) or name not in self._parser.names:
+            return "failed"
+        arguments = call.get("arguments", call.get("parameters"))
+        if isinstance(arguments, dict):
+            arguments = orjson.dumps(arguments).decode()
+        if not isinstance(arguments or "{}", str) or not isinstance(_json(arguments or "{}"), dict):
+            return "failed"
+        self._begin(name)
+        self._add(arguments or "{}")
+        return self._ended()
+
+    def _begin(self, name: str) -> None:
+        self.begun, self._state = True, "arguments"
+        self._parser.begin_call(name)
+
+    def _add(self, text: str) -> None:
+        self._arguments.append(text)
+        self._parser.add_arguments(text)
+
+    def _ended(self, *, failed: bool = False) -> Outcome:
+        self._parser.end_call(whole=isinstance(_json("".join(self._arguments)), dict))
+        return "failed" if failed else "whole"
+
+
+def _json(text: str) -> Any:
+    """Its value; None for what is not JSON."""
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return None

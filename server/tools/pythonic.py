@@ -13,8 +13,7 @@ import warnings
 from collections.abc import Callable, Collection
 from typing import Any, Literal
 
-from server.tools.nesting import Nesting
-from server.tools.parts import CallParser
+from server.tools.parts import CallParser, Nesting
 
 MAX_NAME_CHARS = 256
 KEYWORD = re.compile(r"[\w.-]+")

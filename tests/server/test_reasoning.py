@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.message import MessageParser
-from server.reasoning import ReasoningSplitter, Start, start_of
+from server.message import MessageParser, ReasoningSplitter, Start, start_of
 from server.tools.formats import FORMATS
 from server.tools.parts import Part, joined
 

@@ -11,8 +11,8 @@ import jsonschema
 import pytest
 from tokenizers import Tokenizer
 
+from server.chat_template import with_tools
 from server.tools.formats import FORMATS, taught_by
-from server.tools.prompt import with_tools
 
 CHAT = "/v1/chat/completions"
 HELLO: list[dict[str, Any]] = [{"role": "user", "content": "Hello"}]
