@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from config.errors import ConfigError
 from config.facts import ITEM_BYTES, ModelFacts
+from config.settings import Settings
 from config.sizes import format_size
 from config.speculative import SpeculativeConfig
 
@@ -33,6 +34,16 @@ class DraftPlan:
         """For people."""
         pages = f"{format_size(self.num_pages * self.page_bytes)} of pages" if self.num_pages else "in the same pages"
         return f"{format_size(self.weight_bytes)} of weights, {pages}"
+
+
+def choose_speculation(settings: Settings, backend: str) -> tuple[SpeculativeConfig | None, str]:
+    """What drafts, None for nothing, and why. What costs nothing and changes no bit is on unless told otherwise."""
+    asked = settings.speculative_config
+    if asked is not None:
+        return (None if asked.method == "none" else asked), "as asked"
+    if backend == "cpu" and settings.speculative_acceptance == "keyed":
+        return SpeculativeConfig(method="ngram"), "default: changes no bit, and drafts only where it pays"
+    return None, ""
 
 
 def plan_drafting(

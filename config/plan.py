@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 
-from config.drafting import DraftPlan, plan_drafting
+from config.drafting import DraftPlan, choose_speculation, plan_drafting
 from config.errors import ConfigError
 from config.facts import ITEM_BYTES, ModelFacts
 from config.hardware import Hardware
 from config.settings import Settings
 from config.sizes import format_size
+from config.speculative import SpeculativeConfig
 
 # Free memory after the weights that the KV pool takes when nothing is said. A CPU's memory belongs to other programs
 # too; a GPU is usually taken whole, less what activations and graphs need.
@@ -42,7 +43,8 @@ class Plan:
     max_num_seqs: int
     max_num_batched_tokens: int
     weight_bytes: int  # an estimate
-    drafting: DraftPlan | None = None
+    speculation: SpeculativeConfig | None = None
+    drafting: DraftPlan | None = None  # its model, where it has one
     reasons: dict[str, str] = field(default_factory=dict)  # by field name
 
     @property
@@ -68,6 +70,8 @@ class Plan:
         if self.offload_pages:
             size = format_size(self.offload_pages * self.page_bytes)
             lines["offload_pages"] = f"{size}: {self.offload_pages} pages"
+        if self.speculation is not None:
+            lines["speculation"] = self.speculation.method
         if self.drafting is not None:
             lines["drafting"] = f"{self.drafting.model}, {self.drafting.quantization}"
         names = {
@@ -81,7 +85,8 @@ class Plan:
 
     def as_dict(self) -> dict[str, object]:
         """For JSON."""
-        return asdict(self) | {"kv_bytes": self.kv_bytes}
+        speculation = None if self.speculation is None else self.speculation.model_dump(mode="json")
+        return asdict(self) | {"kv_bytes": self.kv_bytes, "speculation": speculation}
 
 
 def resolve(settings: Settings, hardware: Hardware, facts: ModelFacts, draft: ModelFacts | None = None) -> Plan:
@@ -112,8 +117,11 @@ def resolve(settings: Settings, hardware: Hardware, facts: ModelFacts, draft: Mo
         )
 
     free -= weight_bytes
+    speculation, why = choose_speculation(settings, backend)
+    if speculation is not None:
+        reasons["speculation"] = why
     drafting = plan_drafting(
-        settings.speculative_config, facts, draft, quantization=quantization, dtype=dtype, kv_dtype=kv_dtype,
+        speculation, facts, draft, quantization=quantization, dtype=dtype, kv_dtype=kv_dtype,
         backend=backend, page_size=settings.block_size, free=free,
     )  # fmt: skip
     if drafting is not None:
@@ -141,6 +149,7 @@ def resolve(settings: Settings, hardware: Hardware, facts: ModelFacts, draft: Mo
         max_num_seqs=seqs,
         max_num_batched_tokens=budget,
         weight_bytes=weight_bytes,
+        speculation=speculation,
         drafting=drafting,
         reasons=reasons,
     )

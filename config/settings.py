@@ -154,7 +154,8 @@ class Settings(BaseModel):
     )
     speculative_config: SpeculativeConfig | None = _setting(
         Flag(_SCHEDULING, "JSON"),
-        'draft tokens ahead and verify them, such as {"method": "ngram"}; off when not given',
+        'draft tokens ahead and verify them, or {"method": "none"}; when not given, {"method": "ngram"} where that '
+        "changes no bit",
         None,
     )
     speculative_acceptance: Literal["keyed", "rejection"] = _setting(

@@ -15,7 +15,7 @@ class SpeculativeConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    method: Literal["ngram", "draft_model", "self", "lookahead"]
+    method: Literal["ngram", "draft_model", "self", "lookahead", "none"]
     num_speculative_tokens: int = Field(8, ge=1, le=32)  # the longest draft; how much of it is used adapts
     branches: int = Field(1, ge=1, le=8)  # paths of a draft at most
     adaptive: bool = True  # False: always as many tokens as there is room for

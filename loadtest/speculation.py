@@ -96,7 +96,7 @@ def _measure(options: argparse.Namespace) -> Content:
 @contextlib.contextmanager
 def started(flags: Sequence[str], config: Mapping[str, Any] | None = None, *more: str) -> Iterator[Server]:
     """A daemon that drafts as told, warm."""
-    speculation = [] if config is None else ["--speculative-config", json.dumps(config), *more]
+    speculation = ["--speculative-config", json.dumps(config or {"method": "none"}), *more]
     print(" ".join(["octavo serve", *flags, *speculation]), flush=True)
     with daemon([*QUIET, *flags, *speculation]) as server:
         run(server, Set("decode", 1, 1), 1000, quick=True)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from models.base import Runner
 from models.plain_batch import plain_batch
 
-ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+ROWS = (1, 2, 4, 8, 16, 32)
 REPEATS = 3
 CONTEXT = 64  # tokens before the measured rows
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import json
 import logging
 import math
 import signal
@@ -169,7 +168,7 @@ def make_engine(
 
     Only one that is told `on_step` records and speculates."""
     plan, config = model.plan, model.runner.config
-    drafting = settings.speculative_config
+    drafting = plan.speculation
     store = KVStore(
         num_pages=plan.num_pages,
         page_size=plan.page_size,
@@ -243,7 +242,11 @@ def _state(
         ),
         model_names=_names(settings, model),
         version=VERSION,
-        info={"plan": plan.as_dict(), "settings": _public(settings), "startup_seconds": phases.seconds},
+        info={
+            "plan": plan.as_dict(),
+            "settings": settings.model_dump(mode="json", exclude=set(SECRETS)),
+            "startup_seconds": phases.seconds,
+        },
         keys=keys,
         stall_seconds=settings.step_timeout / 2 or math.inf,
         request_timeout_seconds=settings.request_timeout,
@@ -255,9 +258,3 @@ def _state(
         allowed_origins=settings.allowed_origins,
         max_body_bytes=settings.max_body_size,
     )
-
-
-def _public(settings: Settings) -> dict[str, object]:
-    """The settings as JSON, without what is secret."""
-    content: dict[str, object] = json.loads(settings.model_dump_json(exclude=set(SECRETS)))
-    return content

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -53,6 +54,23 @@ def test_the_same_weights_draft_in_the_same_pages() -> None:
     assert decided.drafting.num_pages == 0
     assert decided.drafting.weight_bytes < decided.weight_bytes / 3
     assert plan({"method": "self", "quantization": "auto"}, QUANTISED, quantization="none").drafting is not None
+
+
+def method(asked: dict[str, Any] | None, **settings: Any) -> str | None:
+    speculation = plan(asked, **settings).speculation
+    return None if speculation is None else speculation.method
+
+
+def test_what_changes_no_bit_drafts_unless_told_otherwise() -> None:
+    assert method(None) == "ngram"
+    assert method({"method": "none"}) is None
+    assert method({"method": "lookahead"}) == "lookahead"
+    assert method(None, attention_backend="torch") is None
+    assert method(None, speculative_acceptance="rejection") is None
+    assert method({"method": "ngram"}, speculative_acceptance="rejection") == "ngram"
+    [line] = [row for row in plan(None).rows() if row[0] == "speculation"]
+    assert line == ("speculation", "ngram", "default: changes no bit, and drafts only where it pays")
+    json.dumps(plan(None).as_dict())
 
 
 def test_proposers_without_a_model_need_no_plan() -> None:
