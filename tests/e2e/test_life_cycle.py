@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import ssl
@@ -110,7 +111,7 @@ def started(tmp_path: Path, *flags: str, fault: str | None = None, **environment
 
 
 class Streams:
-    """Long answers being read, each in a thread. Made once one of them has begun."""
+    """Long answers being read, each in a thread. Made once the daemon has them all and one of them has begun."""
 
     def __init__(self, daemon: Daemon, count: int, **fields: Any) -> None:
         self.events: list[list[str]] = [[] for _ in range(count)]
@@ -119,9 +120,17 @@ class Streams:
         for thread in self._threads:
             thread.start()
         deadline = time.monotonic() + 60
-        while not any(self.events):
+        while not any(self.events) or self._held(daemon) < count:
             assert time.monotonic() < deadline
             time.sleep(0.01)
+
+    @staticmethod
+    def _held(daemon: Daemon) -> int:
+        """Requests that run or wait."""
+        lines = [line.rsplit(" ", 1) for line in daemon.get("/metrics").text.splitlines()]
+        return sum(
+            int(float(value)) for name, value in lines if re.match("octavo_requests_(running|waiting)($|{)", name)
+        )
 
     def _read(self, daemon: Daemon, events: list[str]) -> None:
         with httpx.stream("POST", daemon.url + "/v1/completions", json=self._body, timeout=60) as response:
