@@ -7,7 +7,6 @@ any order, and every sum is in float64, whose order cannot be seen in the float3
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,34 +20,8 @@ from models.sampling import COUNT_MASK, TOP_P_SLACK, SamplingBatch
 LARGEST_FACTOR = np.float32(3e38)  # of 1 / temperature: finite, so that 0 times it is 0
 
 
-@dataclass(frozen=True, slots=True)
-class Samples:
-    """`StepOutput` on the logits' device."""
-
-    tokens: torch.Tensor  # [L] int64
-    logprobs: torch.Tensor | None  # [L] float32
-    top_ids: torch.Tensor | None  # [L, K] int64
-    top_logprobs: torch.Tensor | None  # [L, K] float32
-
-    def to_host(self) -> StepOutput:
-        """Copy to numpy; waits for the device."""
-        if self.logprobs is None or self.top_ids is None or self.top_logprobs is None:
-            return StepOutput(self.tokens.int().cpu().numpy(), None, None, None)
-        return StepOutput(
-            self.tokens.int().cpu().numpy(),
-            self.logprobs.cpu().numpy(),
-            self.top_ids.int().cpu().numpy(),
-            self.top_logprobs.cpu().numpy(),
-        )
-
-
 def sample(logits: torch.Tensor, batch: SamplingBatch) -> StepOutput:
     """Sample L rows of logits [L, V], float32 or narrower; they are not modified."""
-    return sample_on_device(logits, batch).to_host()
-
-
-def sample_on_device(logits: torch.Tensor, batch: SamplingBatch) -> Samples:
-    """`sample` without the copy to the host: enqueues work and does not wait for it."""
     x = _processed(logits, batch)
     tokens = x.argmax(dim=1)
     drawing = np.flatnonzero((batch.temperature > 0) & (batch.target < 0))
@@ -76,7 +49,7 @@ def distributions(logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
 
 def report(logits: torch.Tensor, tokens: torch.Tensor, batch: SamplingBatch) -> StepOutput:
     """`sample`, but of rows whose tokens [L] have been chosen already."""
-    return _report(_processed(logits, batch), tokens, batch).to_host()
+    return _report(_processed(logits, batch), tokens, batch)
 
 
 def _peak(x: torch.Tensor) -> torch.Tensor:
@@ -175,14 +148,14 @@ def _order_keys(x: torch.Tensor) -> torch.Tensor:
     return bits.long() * 2**32 + torch.arange(x.shape[1] - 1, -1, -1, device=x.device)
 
 
-def _report(x: torch.Tensor, tokens: torch.Tensor, batch: SamplingBatch) -> Samples:
+def _report(x: torch.Tensor, tokens: torch.Tensor, batch: SamplingBatch) -> StepOutput:
     """The tokens, -1 for rows that cannot be sampled, and for the rows that want them the logprobs of these and of the
     most likely; -inf and -1 elsewhere."""
     peak = _peak(x)
     usable = peak.isfinite().squeeze(1)
     tokens = torch.where(usable, tokens, -1)
     if batch.num_logprobs < 0:
-        return Samples(tokens, None, None, None)
+        return StepOutput(tokens.int().cpu().numpy(), None, None, None)
     columns, vocab_size = batch.num_logprobs, x.shape[1]
     logprobs = x.new_full((len(x),), -torch.inf)
     top_ids = tokens.new_full((len(x), columns), -1)
@@ -200,4 +173,5 @@ def _report(x: torch.Tensor, tokens: torch.Tensor, batch: SamplingBatch) -> Samp
         shown = ok[:, None] & (torch.arange(k, device=x.device) < _to(wanted[asking], x)[:, None])
         top_ids[rows, :k] = torch.where(shown, ids, -1)
         top_logprobs[rows, :k] = torch.where(shown, (x.gather(1, ids) - norm).float(), -torch.inf)
-    return Samples(tokens, logprobs, top_ids, top_logprobs)
+    kept = (tokens.int(), logprobs, top_ids.int(), top_logprobs)
+    return StepOutput(*(one.cpu().numpy() for one in kept))

@@ -19,9 +19,11 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+
+from filelock import FileLock
 
 from models.errors import CacheError
 
@@ -67,7 +69,7 @@ def build_once(path: Path, builder: Callable[[Path], None]) -> Path:
         return path
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with _lock(path.parent / ".lock"):
+        with FileLock(path.parent / ".lock"):
             if not _whole(path):
                 _build(path, builder)
                 _delete_oldest(path.parents[1], keep=path)
@@ -134,23 +136,6 @@ def _delete_oldest(root: Path, keep: Path) -> None:
                 _checksum_path(path).unlink(missing_ok=True)
                 path.unlink()
                 total -= size
-
-
-@contextlib.contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock between processes, where the platform and the file system have one.
-
-    Without it two processes may both build a file: wasteful, and still right.
-    """
-    if sys.platform == "win32":
-        yield
-        return
-    import fcntl
-
-    with path.open("a") as file:
-        with contextlib.suppress(OSError):
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _preferred_root() -> Path:

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -104,7 +103,6 @@ def build_slowly(folder: str, log: str) -> None:
     assert build_once(cache_path("kernels", "abc", ".so"), builder).stat().st_size == 100_000
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="there is no lock between processes")
 def test_processes_that_start_together_build_once(cache_folder: Path, tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
     arguments = (str(cache_folder), str(tmp_path / "log"))
