@@ -13,17 +13,16 @@ import numpy as np
 
 from kvstore.errors import IntegrityError
 from kvstore.node import Node
-from kvstore.pool import I32, NO_PAGE
+from kvstore.pool import NO_PAGE
 from kvstore.radix import RadixTree
 
 if TYPE_CHECKING:
-    from kvstore.sequence import KVSequence
     from kvstore.store import KVStore
 
 
 def check_store(store: KVStore) -> None:
     """Raises IntegrityError with one line for each broken invariant."""
-    nodes = list(_walk(store.tree)) if store.tree is not None else []
+    nodes = list(_walk(store.tree))
     wrong = [*_tree_faults(store, nodes), *_sequence_faults(store)]
     for group in range(len(store.pools)):
         wrong += _count_faults(store, nodes, group)
@@ -46,7 +45,7 @@ def _count_faults(store: KVStore, nodes: list[Node], group: int) -> Iterator[str
     pool, name = store.pools[group], store.groups[group].name
     holds, cached = np.zeros(pool.total, dtype=np.int32), np.zeros(pool.total, dtype=np.int32)
     for seq in store.sequences.values():
-        np.add.at(holds, _row(store, seq, group), 1)
+        np.add.at(holds, store.row(seq, group), 1)
     for pin in store.pins:
         np.add.at(holds, pin.pages[group], 1)
     pending = pool.pending()
@@ -84,12 +83,12 @@ def _sequence_faults(store: KVStore) -> Iterator[str]:
         if end % size or end > seq.computed:
             yield f"slot {slot}: locked up to {end} with {seq.computed} computed"
         for group, pool in enumerate(store.pools):
-            row, first = _row(store, seq, group), seq.dropped[group] // size
+            row, first = store.row(seq, group), seq.dropped[group] // size
             if seq.computed > seq.blocks[group] * size or seq.writable > seq.blocks[group] * size:
                 yield f"slot {slot}: {seq.computed} computed, {seq.writable} writable in {seq.blocks[group]} blocks"
             if store.tables.rows[group][slot, row.size :].any():
                 yield f"slot {slot}: the row is not 0 after its pages"
-            if seq.anchor is not None and store.tree is not None:
+            if seq.anchor is not None:
                 theirs = store.tree.path_pages(seq.anchor, group, min(first, end // size), end // size)
                 if ((row[: theirs.size] != theirs) & (theirs != NO_PAGE)).any():
                     yield f"slot {slot}: its row and the tree's path differ before {end}"
@@ -101,8 +100,6 @@ def _sequence_faults(store: KVStore) -> Iterator[str]:
 
 def _tree_faults(store: KVStore, nodes: list[Node]) -> Iterator[str]:
     tree, size = store.tree, store.page_size
-    if tree is None:
-        return
     rank = {node: i for i, node in enumerate(tree.by_age())}
     if len(nodes) - len(tree.roots) != tree.nodes:
         yield f"the tree counts {tree.nodes} nodes, found {len(nodes) - len(tree.roots)}"
@@ -130,7 +127,7 @@ def _tree_faults(store: KVStore, nodes: list[Node]) -> Iterator[str]:
 
 def _paged_faults(store: KVStore, nodes: list[Node], group: int) -> Iterator[str]:
     """In a windowed group, each node that still has pages can be found when pages are needed, and no other."""
-    if store.tree is None or store.groups[group].window is None:
+    if store.groups[group].window is None:
         return
     if set(store.tree.by_age(group)) != {node for node in nodes if (node.pages[group] != NO_PAGE).any()}:
         yield f"{store.groups[group].name}: the nodes with pages are not those in the order of use"
@@ -157,7 +154,3 @@ def _evictable_faults(store: KVStore, nodes: list[Node], group: int) -> Iterator
             for page in node.pages[group].tolist():
                 if not holds[page] and page not in loose:
                     yield f"{name}: page {page} is locked and nobody holds it"
-
-
-def _row(store: KVStore, seq: KVSequence, group: int) -> I32:
-    return store.tables.rows[group][seq.slot, : seq.blocks[group] - seq.dropped[group] // store.page_size]

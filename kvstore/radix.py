@@ -292,7 +292,7 @@ class RadixTree:
         if parent.children and parent.end % self.page_size:
             heir = next(reversed(parent.children.values()))
             for group in range(len(self._pools)):
-                if parent.pages[group][-1] == leaf.pages[group][0]:
+                if parent.pages[group][-1] == leaf.pages[group][0] != NO_PAGE:
                     freed[group] += self._replace_last_page(parent, group, int(heir.pages[group][0]))
         return freed
 

@@ -19,7 +19,7 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ import numpy as np
 from kvstore.errors import SavedCacheError
 from kvstore.pool import I32
 from kvstore.store import KVStore
-from kvstore.tier import PageMemory
+from kvstore.tier import U8, PageMemory
 
 MAGIC = b"octavo cache\n"
 _PREFIX = len(MAGIC) + 8  # with the length of the header in hexadecimal
@@ -106,12 +106,23 @@ def load(path: Path, store: KVStore, memory: PageMemory, page_bytes: int, identi
     before = sum(pool.free for pool in store.pools)
     longest = store.max_model_len // store.page_size * store.page_size
     for (namespace, _), run, row in zip(header["paths"], tokens, numbers, strict=True):
-
-        def write(block: int, page: int, row: I32 = row) -> None:
-            memory.write_page(page, np.array(pages[row[block]]))
-
-        store.adopt(np.array(run[:longest]), namespace, write)
+        _adopt(store, memory, np.array(run[:longest]), namespace, pages[row])
     return before - sum(pool.free for pool in store.pools)
+
+
+def _adopt(store: KVStore, memory: PageMemory, tokens: I32, namespace: Hashable, content: U8) -> None:
+    """Put whole pages into the tree, `content` by block; nothing if there is no room for them."""
+    seq, pool, blocks = store.open(tokens, namespace), store.pools[0], len(tokens) // store.page_size
+    if seq is None:
+        return
+    computed, seq.uncounted = seq.computed, 0
+    first = computed // store.page_size
+    if blocks - first <= pool.free and store.reserve(seq, len(tokens)):
+        for block, page in enumerate(store.tables.rows[0][seq.slot, first:blocks].tolist(), first):
+            pool.cancel_copy(page)
+            memory.write_page(page, np.array(content[block]))
+        computed = len(tokens)
+    store.close(seq, tokens, computed)
 
 
 def _header(content: np.memmap[Any, np.dtype[np.uint8]]) -> tuple[dict[str, Any], int]:
@@ -125,8 +136,6 @@ def _header(content: np.memmap[Any, np.dtype[np.uint8]]) -> tuple[dict[str, Any]
 def _paths(store: KVStore) -> list[tuple[Any, I32, I32]]:
     """For each leaf, the latest used first: namespace, tokens and pages of its path, whole pages that are filled."""
     tree, size, found = store.tree, store.page_size, []
-    if tree is None:
-        return []
     for leaf in tree.by_use():
         blocks = leaf.end // size
         if not leaf.children and blocks:

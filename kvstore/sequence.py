@@ -17,8 +17,8 @@ CLOSED = -1
 class KVSequence:
     """A row of the page tables and what it stands for.
 
-    The logical length of a sequence is the positions it has seen; the physical length in a group is the tokens that
-    group keeps. Position p of group g lives in slot `p - dropped[g]` of the row.
+    It has seen `computed` positions, of which group g keeps `computed - dropped[g]`: position p lives in slot
+    `p - dropped[g]` of the row.
     """
 
     slot: int  # row of the page tables; -1 once closed
@@ -30,10 +30,3 @@ class KVSequence:
     blocks: list[int] = field(default_factory=list)  # per group: blocks of positions with a page, dropped ones included
     anchor: Node | None = None  # the locked node whose path holds this sequence's first tokens; ends on a page boundary
     uncounted: int = 0  # tokens looked up for this sequence and not in the statistics yet
-
-    @property
-    def logical_length(self) -> int:
-        return self.computed
-
-    def physical_length(self, group: int = 0) -> int:
-        return self.computed - self.dropped[group]

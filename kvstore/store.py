@@ -16,7 +16,7 @@ order: a page freed now is written again by a later step only.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -82,9 +82,10 @@ class KVStore:
         self.pools = tuple(PagePool(group.num_pages or num_pages) for group in groups)
         self.tables = PageTables(len(groups), max_sequences, self._blocks(max_model_len))
         self._windows = tuple(None if g.window is None else self._blocks(g.window) for g in groups)
-        self.tree = RadixTree(self.pools, page_size, self._windows) if prefix_caching else None
+        self.prefix_caching = prefix_caching
+        self.tree = RadixTree(self.pools, page_size, self._windows)  # stays empty without prefix caching
         self.tier = tier
-        if tier is not None and self.tree is not None:
+        if tier is not None:
             self.tree.on_evict = self._offload
         self._windowed = tuple(i for i, window in enumerate(self._windows) if window is not None)
         self.sequences: dict[int, KVSequence] = {}  # by slot
@@ -109,7 +110,7 @@ class KVStore:
         groups = len(self.groups)
         seq = KVSequence(slot, namespace, 0, 0, dropped=[0] * groups, blocks=[0] * groups)
         self.sequences[slot] = seq
-        if self.tree is not None and use_cache:
+        if self.prefix_caching and use_cache:
             seq.uncounted = len(tokens)
             node, length = self.tree.match(namespace, tokens, len(tokens) - 1)
             if node is not None and length:
@@ -118,8 +119,6 @@ class KVStore:
 
     def match_length(self, tokens: I32, namespace: Hashable = None) -> int:
         """How many tokens `open` could find, without touching anything."""
-        if self.tree is None or not len(tokens):
-            return 0
         return self.tree.match(namespace, tokens, len(tokens) - 1)[1]
 
     def reserve(self, seq: KVSequence, length: int) -> bool:
@@ -186,7 +185,7 @@ class KVStore:
         seq.computed = computed
         end = computed - computed % self.page_size
         start = seq.anchor.end if seq.anchor else 0
-        if self.tree is None or end <= start:
+        if not self.prefix_caching or end <= start:
             return
         node, known = self._give(seq, tokens, end, close=False)
         self.tree.lock(node)
@@ -207,10 +206,9 @@ class KVStore:
         child = KVSequence(slot, seq.namespace, seq.cached, seq.computed, dropped=list(seq.dropped))
         child.blocks = [min(end, blocks) for blocks in seq.blocks]
         child.anchor = seq.anchor
-        if self.tree is not None:
-            self.tree.lock(child.anchor)
+        self.tree.lock(child.anchor)
         for group, pool in enumerate(self.pools):
-            pages = self._row(seq, group)[: child.blocks[group] - seq.dropped[group] // self.page_size]
+            pages = self.row(seq, group)[: child.blocks[group] - seq.dropped[group] // self.page_size]
             self.tables.rows[group][slot, : pages.size] = pages
             pool.hold(pages)
         self.sequences[slot] = child
@@ -228,7 +226,7 @@ class KVStore:
             if seq.dropped[group] > max(0, first_block - (self._windows[group] or 0)) * self.page_size:
                 raise KVError(f"cannot go back to {length}: the window has moved on")
         for group, pool in enumerate(self.pools):
-            row = self._row(seq, group)
+            row = self.row(seq, group)
             keep = max(0, end - seq.dropped[group] // self.page_size)
             if keep < row.size:
                 pool.release(row[keep:])
@@ -236,7 +234,7 @@ class KVStore:
                 seq.blocks[group] = end
         seq.computed = min(seq.computed, length)
         seq.writable = 0
-        if self.tree is not None and seq.anchor is not None and seq.anchor.end > length:
+        if seq.anchor is not None and seq.anchor.end > length:
             anchor = self.tree.anchor_above(seq.anchor, length)
             self.tree.lock(anchor)
             self.tree.unlock(seq.anchor)
@@ -246,12 +244,11 @@ class KVStore:
         """Give tokens[:computed] to the tree, an unfinished last page included, and the rest back. Only once."""
         self._check_computed(seq, tokens, computed)
         seq.computed = computed
-        if self.tree is not None:
-            if computed > (seq.anchor.end if seq.anchor else 0):
-                self._give(seq, tokens, computed, close=True)
-            self.tree.unlock(seq.anchor)
+        if self.prefix_caching and computed > (seq.anchor.end if seq.anchor else 0):
+            self._give(seq, tokens, computed, close=True)
+        self.tree.unlock(seq.anchor)
         for group, pool in enumerate(self.pools):
-            pool.release(self._row(seq, group))
+            pool.release(self.row(seq, group))
         del self.sequences[seq.slot]
         self.tables.give_slot(seq.slot)
         seq.slot, seq.anchor, seq.writable = CLOSED, None, 0
@@ -272,8 +269,6 @@ class KVStore:
 
     def pin(self, tokens: I32, namespace: Hashable = None) -> Pin | None:
         """Keep the cached whole pages of a prefix whatever happens, until `unpin`. None when there are none."""
-        if self.tree is None:
-            return None
         node, length = self.tree.match(namespace, tokens, len(tokens))
         end = length - length % self.page_size
         anchor = self.tree.anchor(node, end)
@@ -295,24 +290,8 @@ class KVStore:
         left = [pool.total - context - taken for pool, taken in zip(self.pools, pinned, strict=True)]
         return max(0, min(left)) * self.page_size
 
-    def adopt(self, tokens: I32, namespace: Hashable, write: Callable[[int, int], None]) -> None:
-        """Put whole pages into the tree whose content `write(block, page)` brings now. Nothing if they are not free."""
-        blocks = self._blocks(len(tokens))
-        seq = self.open(tokens, namespace)
-        if seq is None:
-            return
-        first, seq.uncounted = seq.computed // self.page_size, 0
-        computed = seq.computed
-        if blocks - first <= self.pools[0].free and self.reserve(seq, len(tokens)):
-            for block in range(first, blocks):
-                page = self._page(seq, 0, block)
-                self.pools[0].cancel_copy(page)
-                write(block, page)
-            computed = len(tokens)
-        self.close(seq, tokens, computed)
-
     def unpin(self, pin: Pin) -> None:
-        if self.tree is None or pin not in self.pins:
+        if pin not in self.pins:
             raise KVError("not pinned")
         self.pins.remove(pin)
         self.tree.unlock(pin.node)
@@ -331,7 +310,7 @@ class KVStore:
         """Drop what nobody holds from the tree. Returns how many pages became free."""
         if self.tier is not None:
             self.tier.clear()
-        return self.tree.reset() if self.tree is not None else 0
+        return self.tree.reset()
 
     def max_length(self) -> int:
         """The longest sequence that fits into the whole pool, written in steps of a page or less."""
@@ -343,22 +322,25 @@ class KVStore:
 
     def evictions(self) -> tuple[Eviction, ...]:
         """The last evictions, oldest first."""
-        return tuple(self.tree.evictions) if self.tree is not None else ()
+        return tuple(self.tree.evictions)
 
     def stats(self) -> KVStats:
-        tree = self.tree
         return KVStats(
             total=sum(pool.total for pool in self.pools),
             free=sum(pool.free for pool in self.pools),
             evictable=sum(pool.evictable for pool in self.pools),
             used=sum(pool.used for pool in self.pools),
             sequences=len(self.sequences),
-            nodes=tree.nodes if tree else 0,
-            namespaces=len(tree.roots) if tree else 0,
+            nodes=self.tree.nodes,
+            namespaces=len(self.tree.roots),
             query_tokens=self._query_tokens,
             hit_tokens=self._hit_tokens,
-            evicted_pages=tree.evicted_pages if tree else 0,
+            evicted_pages=self.tree.evicted_pages,
         )
+
+    def row(self, seq: KVSequence, group: int) -> I32:
+        """The used part of the sequence's row, as a view."""
+        return self.tables.rows[group][seq.slot, : seq.blocks[group] - seq.dropped[group] // self.page_size]
 
     def check_integrity(self) -> None:
         """Recompute every invariant from scratch. Raises IntegrityError with all that is wrong."""
@@ -369,29 +351,21 @@ class KVStore:
     def _blocks(self, tokens: int) -> int:
         return -(-tokens // self.page_size)
 
-    def _row(self, seq: KVSequence, group: int) -> I32:
-        """The used part of the sequence's row, as a view."""
-        return self.tables.rows[group][seq.slot, : seq.blocks[group] - seq.dropped[group] // self.page_size]
-
     def _page(self, seq: KVSequence, group: int, block: int) -> int:
         return int(self.tables.rows[group][seq.slot, block - seq.dropped[group] // self.page_size])
 
     def _share(self, seq: KVSequence, node: Node, length: int, wanted: int) -> None:
         """Put a match into the table: whole pages by reference, the rest by copy if that leaves room for `wanted`."""
-        tree = self.tree
-        if tree is None:
-            return
         end = length - length % self.page_size
-        anchor = tree.anchor(node, end)
-        tree.lock(anchor)
-        seq.anchor = anchor
+        anchor = seq.anchor = self.tree.anchor(node, end)
+        self.tree.lock(anchor)
         last = end // self.page_size
         for group, (pool, window) in enumerate(zip(self.pools, self._windows, strict=True)):
             first = 0 if window is None else max(0, last - window)
             seq.dropped[group], seq.blocks[group] = first * self.page_size, last
             if anchor is not None:
-                self._row(seq, group)[:] = tree.path_pages(anchor, group, first, last)
-                pool.hold(self._row(seq, group))
+                self.row(seq, group)[:] = self.tree.path_pages(anchor, group, first, last)
+                pool.hold(self.row(seq, group))
         seq.cached = seq.computed = end
         if length > end and self._share_part(seq, node, wanted):
             seq.cached = seq.computed = length
@@ -415,15 +389,13 @@ class KVStore:
     def _make_room(self, needs: Sequence[int], seq: KVSequence, length: int) -> bool:
         if all(pool.free >= need for pool, need in zip(self.pools, needs, strict=True)):
             return True
-        if self.tree is None or any(pool.available < need for pool, need in zip(self.pools, needs, strict=True)):
+        if any(pool.available < need for pool, need in zip(self.pools, needs, strict=True)):
             return False
         self.tree.evict(needs, f"slot {seq.slot} grows from {seq.computed} to {length}")
         return True
 
     def _win_back(self, seq: KVSequence, block: int) -> bool:
         """Make the tree give up its share of a page that only this sequence holds, when there is none to copy to."""
-        if self.tree is None:
-            return False
         pages = [self._page(seq, group, block) for group in range(len(self.pools))]
         alone = all(pool.holds[page] == 1 for pool, page in zip(self.pools, pages, strict=True))
         return alone and self.tree.evict_pages(pages, f"slot {seq.slot} writes into the last page there is")
@@ -432,12 +404,12 @@ class KVStore:
         have = seq.blocks[group]
         if blocks > have:
             seq.blocks[group] = blocks
-            self._row(seq, group)[have - blocks :] = self.pools[group].allocate(blocks - have)
+            self.row(seq, group)[have - blocks :] = self.pools[group].allocate(blocks - have)
 
     def _copy_on_write(self, seq: KVSequence, group: int, block: int) -> None:
         pool = self.pools[group]
         index = block - seq.dropped[group] // self.page_size
-        shared, fresh = self._row(seq, group)[index : index + 1], pool.allocate(1)
+        shared, fresh = self.row(seq, group)[index : index + 1], pool.allocate(1)
         pool.queue_copy(int(shared[0]), int(fresh[0]))
         pool.release(shared)
         shared[:] = fresh
@@ -447,7 +419,7 @@ class KVStore:
         first = max(0, seq.computed // self.page_size - (self._windows[group] or 0))
         gone = first - seq.dropped[group] // self.page_size
         if gone > 0:
-            row = self._row(seq, group)
+            row = self.row(seq, group)
             self.pools[group].release(row[:gone])
             row[:-gone] = row[gone:].copy()
             row[-gone:] = 0
@@ -456,8 +428,6 @@ class KVStore:
     # -- the tree -----------------------------------------------------------------------------------------------
 
     def _give(self, seq: KVSequence, tokens: I32, end: int, *, close: bool) -> tuple[Node, int]:
-        if self.tree is None:
-            raise KVError("prefix caching is off")
         start = seq.anchor.end // self.page_size if seq.anchor else 0
         pages = [self._absolute(seq, group, start, self._blocks(end)) for group in range(len(self.pools))]
         return self.tree.insert(seq.namespace, seq.anchor, tokens, end, pages, close=close)
@@ -472,14 +442,12 @@ class KVStore:
 
     def _adopt(self, seq: KVSequence, node: Node, start: int, end: int) -> None:
         """Change over to the tree's pages for blocks [start, end), which it had before."""
-        if self.tree is None or start >= end:
-            return
         for group, pool in enumerate(self.pools):
             first = seq.dropped[group] // self.page_size
             begin = max(start, first)
             if begin >= end:
                 continue
-            ours = self._row(seq, group)[begin - first : end - first]
+            ours = self.row(seq, group)[begin - first : end - first]
             theirs = self.tree.path_pages(node, group, begin, end)
             differ = (ours != theirs) & (theirs != NO_PAGE)
             if differ.any():
@@ -498,7 +466,7 @@ class KVStore:
             and pool.cached[page] == 1
             and not pool.is_unwritten(page)
         }
-        if self.tier is None or self.tree is None or not pages:
+        if self.tier is None or not pages:
             return 0
         return self.tier.offload(leaf.namespace, self.tree.path_tokens(leaf), first, pages)
 

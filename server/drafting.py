@@ -118,7 +118,7 @@ def model_proposer(
             page_size=plan.page_size,
             max_sequences=plan.max_num_seqs * asked.branches,
             max_model_len=min(plan.max_model_len, model.drafter.config.max_position),
-            prefix_caching=store.tree is not None,
+            prefix_caching=store.prefix_caching,
         )
         pages = OwnPages(own)
     return ModelProposer(

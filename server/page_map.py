@@ -26,8 +26,7 @@ def page_map(kv: KVStore, owners: Sequence[KVSequence], cells: int) -> dict[str,
     for group, pool in enumerate(kv.pools):
         pages = np.where(pool.holds > 0, SHARED, np.where(pool.cached > 0, CACHED, FREE))
         for number, sequence in enumerate(owners, FIRST_OWNER):
-            kept = sequence.blocks[group] - sequence.dropped[group] // kv.page_size
-            own = kv.tables.rows[group][sequence.slot, :kept]
+            own = kv.row(sequence, group)
             pages[own[pool.holds[own] == 1]] = number
         for pin in kv.pins:
             pages[pin.pages[group]] = PINNED

@@ -31,7 +31,6 @@ def build() -> tuple[KVStore, KVSequence]:
 
 
 def trunk(store: KVStore) -> Node:
-    assert store.tree is not None
     return store.tree.roots[None].children[1]
 
 
@@ -78,17 +77,14 @@ def lose_a_page_of_a_node(store: KVStore, seq: KVSequence) -> None:
 
 
 def forget_the_age_of_a_leaf(store: KVStore, seq: KVSequence) -> None:
-    assert store.tree is not None
     del store.tree._order[next(store.tree.by_age())]
 
 
 def use_a_child_after_its_parent(store: KVStore, seq: KVSequence) -> None:
-    assert store.tree is not None
     store.tree._order.move_to_end(next(store.tree.by_age()))
 
 
 def leave_an_empty_root(store: KVStore, seq: KVSequence) -> None:
-    assert store.tree is not None
     store.tree._root("nobody")
 
 

@@ -321,13 +321,11 @@ class StoreOperations(RuleBasedStateMachine):
                 seq = one.seq
                 first = seq.dropped[group]
                 assert first <= max(0, seq.computed - (window or seq.computed)), "the window is not whole"
-                assert seq.physical_length(group) == seq.logical_length - first
                 row = self.store.tables.rows[group][seq.slot]
                 read = memory[row[: -(-(seq.computed - first) // self.size)]].reshape(-1)[: seq.computed - first]
                 assert read.tolist() == one.tokens[first : seq.computed]
-        if self.store.tree is not None:
-            for root in self.store.tree.roots.values():
-                self.check_node(root, [])
+        for root in self.store.tree.roots.values():
+            self.check_node(root, [])
 
     def check_node(self, node: Node, before: list[int]) -> None:
         path = before + node.tokens.tolist()
