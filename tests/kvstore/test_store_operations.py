@@ -397,3 +397,27 @@ def test_ten_thousand_random_operations_never_mix_lose_or_leak_a_page(monkeypatc
         "restored over a part of a page",
     ):
         assert seen[what] > 0, f"the run never saw: {what}"
+
+
+def test_giving_up_a_windowed_leaf_does_not_keep_another_page_in_its_place() -> None:
+    state = StoreOperations()
+    state.build(shape=(4, 8, 4, 64, True, (LayerGroup("sliding", window=5),), 0))
+    state.open(cache=0, cut=None, namespace="a", stem=0, tail=[])
+    state.fork(index=0, more=[1] * 10)
+    state.fork(index=0, more=[])
+    state.advance(commits=2, counts=[0, 9, 0], more=[])
+    state.fork(index=1, more=[1] * 7)
+    state.advance(commits=0, counts=[2, 3, 2], more=[2, 1, 1, 1])
+    state.close(index=0)
+    state.fork(index=8, more=[])
+    state.pin(index=0, namespace="a")
+    state.advance(commits=0, counts=[1, 0, 2], more=[1, 1])
+    state.unpin()
+    state.advance(commits=0, counts=[0, 0, 0], more=[])
+    state.close(index=0)
+    state.advance(commits=0, counts=[0, 0, 0], more=[])
+    state.plan(count=1, index=0, more=[])
+    state.close(index=8)
+    state.step(commits=0)
+    state.advance(commits=0, counts=[0, 5, 0], more=[])
+    state.teardown()
