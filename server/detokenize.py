@@ -16,7 +16,7 @@ import codecs
 import json
 from collections.abc import Iterable
 from functools import cache
-from typing import Any, Protocol
+from typing import Any
 
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
@@ -27,16 +27,6 @@ _BYTEWISE_PARTS = {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"}
 _WORD_START = "▁"
 
 _Utf8Decoder = codecs.getincrementaldecoder("utf-8")
-
-
-class Detokenizer(Protocol):
-    """Text out of one sequence of tokens."""
-
-    def feed(self, token: int) -> str:
-        """The text that became certain with this token: often a word, empty inside a character."""
-
-    def finish(self) -> str:
-        """What was held back, as far as it can be shown."""
 
 
 class TokenTable(dict[int, bytes]):
@@ -70,7 +60,7 @@ class TokenTable(dict[int, bytes]):
 
 
 class ByteDetokenizer:
-    """For tokenizers whose tokens are bytes."""
+    """Text out of one sequence of tokens, for tokenizers whose tokens are bytes."""
 
     __slots__ = ("_decode", "_table")
 
@@ -79,14 +69,16 @@ class ByteDetokenizer:
         self._decode = _Utf8Decoder("replace").decode
 
     def feed(self, token: int) -> str:
+        """The text that became certain with this token: often a word, empty inside a character."""
         return self._decode(self._table[token])
 
     def finish(self) -> str:
+        """What was held back, as far as it can be shown."""
         return self._decode(b"", True)
 
 
 class StreamDetokenizer:
-    """For all other tokenizers."""
+    """The same for all other tokenizers."""
 
     def __init__(self, tokenizer: Tokenizer, skip_special: bool) -> None:
         self._tokenizer = tokenizer
@@ -105,6 +97,9 @@ class StreamDetokenizer:
         return self._tokenizer.decode(self._tokens, skip_special_tokens=self._skip_special)[self._shown :]
 
 
+Detokenizer = ByteDetokenizer | StreamDetokenizer
+
+
 class Decoding:
     """How a tokenizer's ids become text: makes detokenizers, and tells a token's bytes."""
 
@@ -113,12 +108,11 @@ class Decoding:
         added: dict[int, Any] = tokenizer.get_added_tokens_decoder()
         self.special_ids = frozenset(id for id, token in added.items() if token.special)
         self._kind = _kind_of(tokenizer)
-        self._streamed = self._kind == "other"
         self._tables: dict[frozenset[int], TokenTable] = {}  # by the tokens that are skipped
 
     def detokenizer(self, skip_special: bool, shown: frozenset[int] = frozenset()) -> Detokenizer:
         """For one new sequence of tokens. `shown` are special tokens that are not skipped."""
-        if self._streamed:
+        if self._kind == "other":
             return StreamDetokenizer(self._tokenizer, skip_special and not shown)
         return ByteDetokenizer(self._table(self.special_ids - shown if skip_special else frozenset()))
 
@@ -128,11 +122,9 @@ class Decoding:
         return {text: id for text, id in found.items() if id is not None}
 
     def _table(self, skipped: frozenset[int]) -> TokenTable:
-        table = self._tables.get(skipped)
-        if table is None:
-            table = TokenTable(self._tokenizer, skipped, byte_level=self._kind == "byte_level")
-            self._tables[skipped] = table
-        return table
+        if skipped not in self._tables:
+            self._tables[skipped] = TokenTable(self._tokenizer, skipped, byte_level=self._kind == "byte_level")
+        return self._tables[skipped]
 
     def text_of(self, tokens: Iterable[int], skip_special: bool) -> str:
         """The text of a whole sequence."""
@@ -141,7 +133,7 @@ class Decoding:
 
     def bytes_of(self, token: int) -> bytes:
         """The true bytes of one token; a special token's are its name."""
-        if self._streamed:
+        if self._kind == "other":
             return str(self._tokenizer.decode([token], skip_special_tokens=False)).encode()
         return self._table(frozenset())[token]
 

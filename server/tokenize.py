@@ -12,7 +12,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
-from threading import Lock
 from typing import Any, TypeVar
 
 from tokenizers import Tokenizer
@@ -41,8 +40,6 @@ class Tokenizing:
         self._tokenizer = tokenizer
         self._max_model_len = max_model_len
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="tokenize")
-        self._literal_lock = Lock()
-        self._literal: Tokenizer | None = None
         self.decoding = Decoding(tokenizer)
         self._control_ids = self.decoding.special_ids
         self.template: ChatTemplate | None = None
@@ -119,7 +116,7 @@ class Tokenizing:
         return ids
 
     def _encode_literal(self, text: str) -> list[int]:
-        ids = self._continued(self._literal_tokenizer(), text)
+        ids = self._continued(self._literal, text)
         if not self._control_ids.isdisjoint(ids):
             raise InvalidRequest("The messages hold a control token that cannot be written as text.", param="messages")
         return ids
@@ -133,13 +130,12 @@ class Tokenizing:
             return ids[len(line_break) :]
         return list(tokenizer.encode(piece, add_special_tokens=False).ids)
 
-    def _literal_tokenizer(self) -> Tokenizer:
-        with self._literal_lock:
-            if self._literal is None:
-                literal = Tokenizer.from_str(self._tokenizer.to_str())
-                literal.encode_special_tokens = True
-                self._literal = literal
-            return self._literal
+    @cached_property
+    def _literal(self) -> Tokenizer:
+        """To which special tokens are text. Two threads may both make it; either will do."""
+        literal = Tokenizer.from_str(self._tokenizer.to_str())
+        literal.encode_special_tokens = True
+        return literal
 
     @cached_property
     def _longest_token_bytes(self) -> int:

@@ -120,7 +120,8 @@ class ChatCompletionRequest(GenerationFields):
     """OpenAI's fields and vLLM's extensions for a text model. What is refused by name is in `checks`."""
 
     messages: Annotated[list[Message], BeforeValidator(_messages), Field(min_length=1)]
-    max_completion_tokens: Annotated[Int, Field(ge=0)] | None = None
+    max_tokens: Annotated[Int, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[Int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[Int, Field(ge=0)] | None = None
     modalities: list[Literal["text"]] | None = None

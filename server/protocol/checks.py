@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from pydantic import ValidationError
 
@@ -24,7 +24,6 @@ T = TypeVar("T", bound=Fields)
 
 TYPO_SIMILARITY = 0.8
 MAX_NAMED_FIELDS = 20
-OPENAI_COMPLETION_LOGPROBS = 5
 OPENAI_CHAT_LOGPROBS = 20
 
 
@@ -44,15 +43,11 @@ class ServerLimits:
         return self.max_logprobs if self.max_logprobs > OPENAI_CHAT_LOGPROBS else min(5, self.max_logprobs)
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """A known field that is not served: the values that mean "not used", and why others are refused."""
+class Refusal(NamedTuple):
+    """A known field that is not served: why, and the values that mean "not used"."""
 
     reason: str
     neutral: tuple[Any, ...] = (None,)
-
-    def allows(self, value: object) -> bool:
-        return any(type(value) is type(neutral) and value == neutral for neutral in self.neutral)
 
 
 _COMMON = {
@@ -140,8 +135,9 @@ def check_names(body: Mapping[str, object], model: type[Fields]) -> tuple[str, .
     unknown = []
     for name, value in body.items():
         if name in refused:
-            if not refused[name].allows(value):
-                raise unsupported(name, f"is not supported: {refused[name].reason}")
+            reason, neutral = refused[name]
+            if not any(type(value) is type(one) and value == one for one in neutral):
+                raise unsupported(name, f"is not supported: {reason}")
         elif name not in model.model_fields:
             unknown.append(name)
     for name in unknown[:MAX_NAMED_FIELDS]:
@@ -234,9 +230,6 @@ def check_chat(request: ChatCompletionRequest, limits: ServerLimits) -> None:
         if not request.logprobs and request.top_logprobs > 0:
             raise wrong("top_logprobs", "is only allowed with 'logprobs': true")
         _check_at_most(request.top_logprobs, limits.max_logprobs, "top_logprobs")
-    for name in ("max_tokens", "max_completion_tokens"):
-        if getattr(request, name) == 0:
-            raise wrong(name, "must be at least 1")
     if None not in (request.max_tokens, request.max_completion_tokens) and (
         request.max_tokens != request.max_completion_tokens
     ):

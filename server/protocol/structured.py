@@ -10,7 +10,7 @@ import orjson
 
 from server.errors import bounded, missing, unsupported, wrong
 from server.protocol.fields import Fields, ResponseFormat, StructuredOutputs
-from server.structured.grammar import DEFAULT_STYLE, Grammar, JsonStyle, json_of, one_of, regex
+from server.structured.grammar import WHITESPACE, Grammar, json_of, one_of, regex
 from server.structured.schema import prepared
 
 ANY_OBJECT = {"type": "object"}
@@ -55,7 +55,7 @@ def _of_outputs(outputs: StructuredOutputs) -> Grammar:
         found = f"has {' and '.join(given)}" if given else "has none of them"
         names = ", ".join([*forms, "json_object"])
         raise wrong(field, f"must have exactly one of {names}, and {found}")
-    style = _style(outputs, given[0])
+    whitespace = _whitespace(outputs, given[0])
     if outputs.choice is not None:
         return Grammar(one_of(outputs.choice), f"{field}.choice")
     if outputs.regex is not None:
@@ -63,19 +63,17 @@ def _of_outputs(outputs: StructuredOutputs) -> Grammar:
     if outputs.grammar is not None:
         return Grammar("", f"{field}.grammar", foreign=outputs.grammar)
     if outputs.json_object:
-        return Grammar(json_of(ANY_OBJECT, style), f"{field}.json_object")
+        return Grammar(json_of(ANY_OBJECT, whitespace), f"{field}.json_object")
     close = bool(outputs.disable_additional_properties)
     schema = prepared(_schema(outputs.json_), f"{field}.json", close_objects=close)
-    return Grammar(json_of(schema, style), f"{field}.json")
+    return Grammar(json_of(schema, whitespace), f"{field}.json")
 
 
-def _style(outputs: StructuredOutputs, form: str) -> JsonStyle:
+def _whitespace(outputs: StructuredOutputs, form: str) -> str | None:
     for name in ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern"):
         if getattr(outputs, name) and not form.startswith("json"):
             raise wrong(f"structured_outputs.{name}", f"is only allowed with JSON, not with {form}")
-    if outputs.disable_any_whitespace:
-        return JsonStyle(None)
-    return DEFAULT_STYLE if outputs.whitespace_pattern is None else JsonStyle(outputs.whitespace_pattern)
+    return None if outputs.disable_any_whitespace else outputs.whitespace_pattern or WHITESPACE
 
 
 def _schema(given: object) -> object:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import orjson
 
@@ -18,9 +18,9 @@ from server.choice import Choice, Delta, TokenRecord
 from server.errors import APIError
 from server.generation import Generation
 from server.replies.head import new_id
+from server.tools.parts import Kind, Part
 
 Event = dict[str, Any]
-Kind = Literal["text", "reasoning", "call"]
 
 
 @dataclass(slots=True)
@@ -39,16 +39,6 @@ class Block:
     @property
     def text(self) -> str:
         return "".join(self.texts)
-
-
-class Piece(NamedTuple):
-    """A part of a delta. A call begins with the piece that has its name."""
-
-    kind: Kind
-    text: str
-    records: list[TokenRecord]
-    call_id: str = ""
-    name: str = ""
 
 
 class BlockWriter(ABC):
@@ -82,35 +72,35 @@ class BlockWriter(ABC):
         if not self._begun:
             self._begun = True
             yield from self.begun()
-        for piece in self._pieces(delta):
+        for part, records in self._parts(delta):
             block = self.blocks[-1] if self.blocks else None
-            if block is None or block.kind != piece.kind or piece.name:
+            if block is None or block.kind != part.kind or part.name:
                 yield from self._close()
-                block = yield from self._open(piece)
-            block.texts.append(piece.text)
-            block.records += piece.records
-            if piece.text or piece.records:
-                yield self.added(block, piece)
+                block = yield from self._open(part)
+            block.texts.append(part.text)
+            block.records += records
+            if part.text or records:
+                yield self.added(block, part.text, records)
         if delta.finish_reason is not None:
             if not self.blocks:  # an answer of nothing is an empty text
-                yield from self._open(Piece("text", "", []))
+                yield from self._open(Part("text", ""))
             self.finish_reason, self.stop = delta.finish_reason, delta.stop
             yield from self._close()
             yield from self.ended()
 
-    def _pieces(self, delta: Delta) -> Iterator[Piece]:
+    def _parts(self, delta: Delta) -> Iterator[tuple[Part, list[TokenRecord]]]:
         """The parts of a delta. Logprobs go with the text that follows them, those of thoughts and calls nowhere."""
         if delta.parts is None:
             if delta.text or delta.records:
-                yield Piece("text", delta.text, delta.records)
+                yield Part("text", delta.text), delta.records
             return
         self._records += delta.records
         for part in delta.parts:
-            yield Piece(part.kind, part.text, self._records if part.kind == "text" else [], part.call_id, part.name)
+            yield part, self._records if part.kind == "text" else []
             self._records = []
 
-    def _open(self, piece: Piece) -> Generator[Event, None, Block]:
-        block = Block(piece.kind, len(self.blocks), piece.call_id, piece.name)
+    def _open(self, part: Part) -> Generator[Event, None, Block]:
+        block = Block(part.kind, len(self.blocks), part.call_id, part.name)
         self.blocks.append(block)
         yield from self.opened(block)
         return block
@@ -131,7 +121,7 @@ class BlockWriter(ABC):
     def opened(self, block: Block) -> Iterator[Event]: ...
 
     @abstractmethod
-    def added(self, block: Block, piece: Piece) -> Event: ...
+    def added(self, block: Block, text: str, records: list[TokenRecord]) -> Event: ...
 
     @abstractmethod
     def closed(self, block: Block) -> Iterator[Event]: ...

@@ -29,7 +29,7 @@ class LogprobShapes:
     def completion(self, records: Sequence[TokenRecord]) -> dict[str, Any]:
         return {
             "tokens": [self._name(record.token, "bytes:") for record in records],
-            "token_logprobs": [None if r.logprob is None else floored(r.logprob.logprob) for r in records],
+            "token_logprobs": [None if r.logprob is None else max(FLOOR, r.logprob.logprob) for r in records],
             "top_logprobs": [self._alternatives_of(record) for record in records],
             "text_offset": [record.offset for record in records],
         }
@@ -47,7 +47,7 @@ class LogprobShapes:
         ranks: dict[int, tuple[float, int | None]] = {id: (value, rank) for rank, (id, value) in enumerate(top, 1)}
         ranks.setdefault(token, (logprob.logprob, None))
         return {
-            str(id): {"logprob": floored(value), "rank": rank, "decoded_token": self._name(id, "")}
+            str(id): {"logprob": max(FLOOR, value), "rank": rank, "decoded_token": self._name(id, "")}
             for id, (value, rank) in ranks.items()
         }
 
@@ -66,7 +66,7 @@ class LogprobShapes:
         pairs = [*top, (record.token, record.logprob.logprob)]
         result: dict[str, float] = {}
         for token, logprob in pairs:
-            result.setdefault(self._name(token, "bytes:"), floored(logprob))
+            result.setdefault(self._name(token, "bytes:"), max(FLOOR, logprob))
         return result
 
     def _entry(self, record: TokenRecord) -> dict[str, Any]:
@@ -79,7 +79,7 @@ class LogprobShapes:
 
     def _token(self, token: int, logprob: float) -> dict[str, Any]:
         own = None if token in self._silent else list(self._decoding.bytes_of(token))
-        return {"token": self._name(token, ""), "logprob": floored(logprob), "bytes": own}
+        return {"token": self._name(token, ""), "logprob": max(FLOOR, logprob), "bytes": own}
 
     def _name(self, token: int, prefix: str) -> str:
         own = self._decoding.bytes_of(token)
@@ -91,8 +91,3 @@ class LogprobShapes:
 
 def _with_bytes(entry: dict[str, Any]) -> dict[str, Any]:
     return {**entry, "bytes": entry["bytes"] or []}
-
-
-def floored(logprob: float) -> float:
-    """A number JSON can hold."""
-    return logprob if logprob > FLOOR else FLOOR

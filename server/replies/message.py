@@ -7,9 +7,10 @@ from typing import Any
 
 import orjson
 
+from server.choice import TokenRecord
 from server.errors import APIError
 from server.generation import Generation
-from server.replies.blocks import Block, BlockWriter, Event, Piece
+from server.replies.blocks import Block, BlockWriter, Event
 from server.replies.head import usage_of
 
 _DELTAS = {
@@ -45,9 +46,9 @@ class MessageWriter(BlockWriter):
     def opened(self, block: Block) -> Iterator[Event]:
         yield {"type": "content_block_start", "index": block.index, "content_block": self._content(block)}
 
-    def added(self, block: Block, piece: Piece) -> Event:
+    def added(self, block: Block, text: str, records: list[TokenRecord]) -> Event:
         kind, name = _DELTAS[block.kind]
-        return {"type": "content_block_delta", "index": block.index, "delta": {"type": kind, name: piece.text}}
+        return {"type": "content_block_delta", "index": block.index, "delta": {"type": kind, name: text}}
 
     def closed(self, block: Block) -> Iterator[Event]:
         yield {"type": "content_block_stop", "index": block.index}

@@ -16,11 +16,12 @@ from typing import Any
 
 import orjson
 
+from server.choice import TokenRecord
 from server.errors import APIError
 from server.generation import Generation
 from server.protocol.responses import ResponseRequest
 from server.protocol.turns import Turns
-from server.replies.blocks import Block, BlockWriter, Event, Piece
+from server.replies.blocks import Block, BlockWriter, Event
 from server.replies.head import usage_of
 from server.replies.logprobs import LogprobShapes
 
@@ -137,10 +138,10 @@ class ResponseWriter(BlockWriter):
         if block.kind != "call":
             yield {"type": "response.content_part.added", **self._place(block), "part": self._part(block)}
 
-    def added(self, block: Block, piece: Piece) -> Event:
-        event = {"type": f"response.{_NAMES[block.kind]}.delta", **self._place(block), "delta": piece.text}
+    def added(self, block: Block, text: str, records: list[TokenRecord]) -> Event:
+        event = {"type": f"response.{_NAMES[block.kind]}.delta", **self._place(block), "delta": text}
         if block.kind == "text":
-            event["logprobs"] = [] if self._logprobs is None else self._logprobs.response(piece.records)
+            event["logprobs"] = [] if self._logprobs is None else self._logprobs.response(records)
         return event
 
     def closed(self, block: Block) -> Iterator[Event]:
@@ -190,18 +191,11 @@ class ResponseWriter(BlockWriter):
 
     def _item(self, block: Block) -> dict[str, Any]:
         cut = self.finish_reason == "length" and block is self.blocks[-1]
-        item: dict[str, Any] = {
-            "id": block.id,
-            "status": "in_progress" if block.open else "incomplete" if cut else "completed",
-        }
+        status = "in_progress" if block.open else "incomplete" if cut else "completed"
+        item: dict[str, Any] = {"id": block.id, "status": status}
         if block.kind == "call":
-            return {
-                **item,
-                "type": "function_call",
-                "call_id": block.call_id,
-                "name": block.name,
-                "arguments": block.text,
-            }
+            call = {"call_id": block.call_id, "name": block.name, "arguments": block.text}
+            return {**item, "type": "function_call", **call}
         if block.kind == "reasoning":
             return {**item, "type": "reasoning", "summary": [], "content": [self._part(block)]}
         return {**item, "type": "message", "role": "assistant", "content": [self._part(block)]}

@@ -20,6 +20,10 @@ from server.errors import NotFound, Unavailable, shown
 from server.state import ServerState
 
 Limit = Annotated[int, Query(ge=1, le=1000)]
+SUMMARY = (
+    "id", "prompt_tokens", "cached_tokens", "output_tokens", "n", "priority", "preemptions", "drafted_tokens",
+    "accepted_tokens", "finish_reasons", "error", "dropped_events",
+)  # fmt: skip
 
 
 def router(state: ServerState) -> APIRouter:
@@ -112,20 +116,9 @@ def _since(life: RequestLife, moment: float | None) -> float | None:
 def _summary(life: RequestLife, now: float) -> dict[str, Any]:
     """A life with times in seconds since its arrival."""
     return {
-        "id": life.id,
-        "prompt_tokens": life.prompt_tokens,
-        "cached_tokens": life.cached_tokens,
-        "output_tokens": life.output_tokens,
-        "n": life.n,
-        "priority": life.priority,
-        "preemptions": life.preemptions,
-        "drafted_tokens": life.drafted_tokens,
-        "accepted_tokens": life.accepted_tokens,
+        **{name: getattr(life, name) for name in SUMMARY},
         "age_seconds": _since(life, now),
         "admitted_after_seconds": _since(life, life.admitted_at),
         "first_token_after_seconds": _since(life, life.first_token_at),
         "finished_after_seconds": _since(life, life.finished_at),
-        "finish_reasons": life.finish_reasons,
-        "error": life.error,
-        "dropped_events": life.dropped_events,
     }

@@ -27,7 +27,8 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 QUICK_SECONDS = 0.25  # after which a child is one of the slow
@@ -37,19 +38,26 @@ MAX_ERROR_CHARS = 500
 PR_SET_PDEATHSIG = 1  # of Linux's prctl
 
 
-class Greedy:
-    """Cuts text into the longest tokens there are, from its beginning on. Bytes that no token has are passed over."""
+class Tokens:
+    """What llguidance wants to know of a vocabulary. Called, it cuts text into the longest tokens there are, from its
+    beginning on; bytes that no token has are passed over."""
 
-    def __init__(self, tokens: Sequence[bytes], special: Iterable[int]) -> None:
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, tokens: Sequence[bytes], special: Sequence[int], eos: Sequence[int]) -> None:
+        self.tokens, self.special_token_ids, self.eos_token_ids = tokens, list(special), list(eos)
+        self.eos_token_id = eos[0]
         left_out = set(special)
         self._ids = {token: id for id, token in enumerate(tokens) if token and id not in left_out}
         self._longest = max(map(len, self._ids), default=1)
 
-    def __call__(self, text: bytes) -> list[int]:
+    def __call__(self, text: bytes | str) -> list[int]:
+        spelled = text.encode() if isinstance(text, str) else text
         ids, place = [], 0
-        while place < len(text):
-            for length in range(min(self._longest, len(text) - place), 0, -1):
-                if (found := self._ids.get(text[place : place + length])) is not None:
+        while place < len(spelled):
+            for length in range(min(self._longest, len(spelled) - place), 0, -1):
+                if (found := self._ids.get(spelled[place : place + length])) is not None:
                     ids.append(found)
                     place += length
                     break
@@ -58,44 +66,25 @@ class Greedy:
         return ids
 
 
-class Tokens:
-    """What llguidance wants to know of a tokenizer. How it tokenises matters little here, but it must."""
-
-    is_tokenizer_wrapper = True
-    bos_token_id = None
-
-    def __init__(self, vocabulary: dict[str, Any]) -> None:
-        self.tokens = [token.encode("latin-1") for token in vocabulary["tokens"]]
-        self.special_token_ids = vocabulary["special"]
-        self.eos_token_id = vocabulary["eos"][0]
-        self._greedy = Greedy(self.tokens, self.special_token_ids)
-
-    def __call__(self, text: bytes | str) -> list[int]:
-        return self._greedy(text.encode() if isinstance(text, str) else text)
-
-
+@dataclass
 class Child:
     """A compilation under way."""
 
-    def __init__(self, job: int, pid: int, pipe: int) -> None:
-        self.job, self.pid, self.pipe = job, pid, pipe
-        self.began = time.monotonic()
-        self.slow = self.held = False
-        self.heard = b""
+    job: int
+    pid: int
+    pipe: int
+    began: float = field(default_factory=time.monotonic)
+    slow: bool = False
+    held: bool = False
+    heard: bytes = b""
 
 
 class Checker:
     """Reads jobs, forks, listens, answers."""
 
-    def __init__(self, vocabulary: dict[str, Any], heard: bytes) -> None:
-        """`heard` is what has been read beyond the vocabulary."""
-        from llguidance import LLTokenizer
-
-        self._tokenizer = LLTokenizer(Tokens(vocabulary), eos_token=vocabulary["eos"])  # type: ignore[arg-type]
-        self._cpu_seconds = vocabulary["cpu_seconds"]
-        self._memory_bytes = vocabulary["memory_bytes"]
+    def __init__(self) -> None:
         self._children: dict[int, Child] = {}  # by pipe
-        self._input = heard
+        self._input = b""
 
     def run(self) -> None:
         while True:
@@ -118,7 +107,17 @@ class Checker:
         for child in self._children.values():
             os.kill(child.pid, signal.SIGKILL)
 
+    def _set_up(self, tokens: Sequence[str], special: Sequence[int], eos: Sequence[int], **limits: int) -> None:
+        from llguidance import LLTokenizer
+
+        known = Tokens([token.encode("latin-1") for token in tokens], special, eos)
+        self._tokenizer = LLTokenizer(known, eos_token=eos)  # type: ignore[arg-type]
+        self._cpu_seconds, self._memory_bytes = limits["cpu_seconds"], limits["memory_bytes"]
+
     def _take(self, message: dict[str, Any]) -> None:
+        if "tokens" in message:
+            self._set_up(**message)
+            return
         if "cancel" in message:
             for child in list(self._children.values()):
                 if child.job == message["cancel"]:
@@ -217,14 +216,7 @@ def _resident() -> int:
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the daemon decides when to end
-    heard = b""
-    while b"\n" not in heard:
-        data = os.read(0, 1 << 20)
-        if not data:
-            return
-        heard += data
-    vocabulary, _, rest = heard.partition(b"\n")
-    checker = Checker(json.loads(vocabulary), rest)
+    checker = Checker()
     try:
         checker.run()
     finally:

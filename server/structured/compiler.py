@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from server.errors import InvalidRequest, Overloaded, UnsupportedField, bounded
+from server.errors import Overloaded, UnsupportedField, bounded, wrong
 from server.structured.checking import CheckerEnded, CheckerProcess, Verdict
 from server.structured.constraint import GrammarConstraint, Prototype
 from server.structured.grammar import Grammar
@@ -60,18 +60,13 @@ class Refusal(NamedTuple):
     reason: str
     code: str | None = None
 
-    def error(self, field: str) -> InvalidRequest:
-        return InvalidRequest(f"'{field}' cannot be followed: {self.reason}.", param=field, code=self.code)
 
-
+@dataclass(slots=True)
 class _Pending:
     """A compilation under way and how many wait for it."""
 
-    __slots__ = ("task", "waiters")
-
-    def __init__(self, task: asyncio.Task[Prototype | Refusal]) -> None:
-        self.task = task
-        self.waiters = 0
+    task: asyncio.Task[Prototype | Refusal]
+    waiters: int = 0
 
 
 class GrammarCompiler:
@@ -98,8 +93,8 @@ class GrammarCompiler:
         when too many are under way. May be cancelled."""
         limit = self._limits.max_size_bytes
         if grammar.size_bytes > limit:
-            message = f"'{grammar.field}' makes a grammar of {grammar.size_bytes} bytes, and at most {limit} are taken."
-            raise InvalidRequest(message, param=grammar.field, code="grammar_too_complex")
+            problem = f"makes a grammar of {grammar.size_bytes} bytes, and at most {limit} are taken"
+            raise wrong(grammar.field, problem, "grammar_too_complex")
         key = (grammar.text, grammar.foreign)
         outcome = self._kept.get(key)
         if outcome is None or (isinstance(outcome, Prototype) and outcome.worn):
@@ -107,7 +102,7 @@ class GrammarCompiler:
         else:
             self._kept.move_to_end(key)
         if isinstance(outcome, Refusal):
-            raise outcome.error(grammar.field)
+            raise wrong(grammar.field, f"cannot be followed: {outcome.reason}", outcome.code)
         return GrammarConstraint(outcome)
 
     async def close(self) -> None:
@@ -142,8 +137,12 @@ class GrammarCompiler:
                 verdict = await self._check(key)
         except TimeoutError:
             raise Overloaded("Too many slow grammars are being compiled.", WAIT_SECONDS) from None
-        outcome = self._refusal(verdict) or await self._prototype(verdict)
-        self._keep(key, outcome)
+        outcome = self._kept[key] = self._refusal(verdict) or await self._prototype(verdict)
+        self._kept.move_to_end(key)
+        kept_bytes = sum(kept.grown_bytes for kept in self._kept.values() if isinstance(kept, Prototype))
+        while len(self._kept) > self._limits.kept or kept_bytes > self._limits.kept_bytes:
+            _, dropped = self._kept.popitem(last=False)
+            kept_bytes -= dropped.grown_bytes if isinstance(dropped, Prototype) else 0
         return outcome
 
     async def _prototype(self, verdict: Verdict) -> Prototype:
@@ -189,25 +188,11 @@ class GrammarCompiler:
         return vocabulary, tokenizer
 
     def _refusal(self, verdict: Verdict) -> Refusal | None:
-        limits = self._limits
-        if verdict.limit == "time":
-            return Refusal(
-                f"it takes more than {limits.cpu_seconds} seconds of a processor to compile", "grammar_too_complex"
-            )
-        if verdict.limit == "memory":
-            return Refusal(f"it takes more than {limits.memory_bytes >> 20} MiB to compile", "grammar_too_complex")
-        if verdict.error is None:
-            return None
-        return Refusal(reason_of(verdict.error))
-
-    def _keep(self, key: Key, outcome: Prototype | Refusal) -> None:
-        self._kept[key] = outcome
-        self._kept.move_to_end(key)
-        while len(self._kept) > self._limits.kept or self._kept_bytes() > self._limits.kept_bytes:
-            self._kept.popitem(last=False)
-
-    def _kept_bytes(self) -> int:
-        return sum(kept.grown_bytes for kept in self._kept.values() if isinstance(kept, Prototype))
+        if verdict.limit is None:
+            return None if verdict.error is None else Refusal(reason_of(verdict.error))
+        seconds, mebibytes = self._limits.cpu_seconds, self._limits.memory_bytes >> 20
+        most = f"{seconds} seconds of a processor" if verdict.limit == "time" else f"{mebibytes} MiB"
+        return Refusal(f"it takes more than {most} to compile", "grammar_too_complex")
 
 
 def reason_of(error: str) -> str:

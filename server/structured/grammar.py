@@ -44,24 +44,11 @@ class Grammar:
         return Grammar(start, self.field, f"{rules}\n{name}: {own}", self.foreign)
 
 
-@dataclass(frozen=True, slots=True)
-class JsonStyle:
-    """How JSON is written."""
-
-    whitespace: str | None = WHITESPACE  # a regular expression; None for none at all
-
-    def options(self) -> dict[str, Any]:
-        if self.whitespace is None:
-            return {"whitespace_flexible": False}
-        return {"whitespace_pattern": self.whitespace}
-
-
-DEFAULT_STYLE = JsonStyle()
-
-
-def json_of(schema: Mapping[str, Any], style: JsonStyle = DEFAULT_STYLE) -> str:
-    """JSON that follows a schema, for the right of a rule."""
-    return "%json " + orjson.dumps({**schema, "x-guidance": style.options()}).decode()
+def json_of(schema: Mapping[str, Any], whitespace: str | None = WHITESPACE) -> str:
+    """JSON that follows a schema, for the right of a rule. `whitespace` is a regular expression of what may stand
+    between two tokens; None for nothing."""
+    style = {"whitespace_flexible": False} if whitespace is None else {"whitespace_pattern": whitespace}
+    return "%json " + orjson.dumps({**schema, "x-guidance": style}).decode()
 
 
 def literal(text: str) -> str:

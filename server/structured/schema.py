@@ -7,7 +7,7 @@ not follow, for to JSON Schema that only annotates too. References stay inside t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from server.errors import InvalidRequest, bounded, shown, wrong
@@ -87,27 +87,12 @@ class _Preparation:
         return result
 
     def _value(self, keyword: str, value: Any, where: str, depth: int, closing: bool) -> Any:
-        if keyword in _ONE and isinstance(value, dict):
-            return self.schema(value, where, depth + 1, closing)
-        if keyword in _LIST and isinstance(value, list):
-            return [
-                self.schema(item, f"{where}/{index}", depth + 1, closing and keyword != "allOf")
-                if isinstance(item, dict)
-                else item
-                for index, item in enumerate(value)
-            ]
-        if keyword in _MAP and isinstance(value, dict):
-            # A definition may be meant for an allOf, where a closed object would contradict its neighbours.
-            inside = closing and keyword not in ("$defs", "definitions")
-            return {
-                name: self.schema(item, f"{where}/{bounded(name, 40)}", depth + 1, inside)
-                if isinstance(item, dict)
-                else item
-                for name, item in value.items()
-            }
-        if depth_of(value) > MAX_VALUE_DEPTH:
+        # A definition may be meant for an allOf, where a closed object would contradict its neighbours.
+        inside = closing and keyword not in ("allOf", "$defs", "definitions")
+        found = _within(keyword, value, lambda item, path: self.schema(item, where + path, depth + 1, inside))
+        if found is None and depth_of(value) > MAX_VALUE_DEPTH:
             self._refuse(where, f"is nested more than {MAX_VALUE_DEPTH} levels deep")
-        return value
+        return value if found is None else found
 
     def _refuse(self, place: str, problem: str) -> None:
         raise InvalidRequest(f"'{self._field}': {bounded(place, 200)} {problem}.", param=self._field)
@@ -122,21 +107,28 @@ def _move_inwards(schema: dict[str, Any]) -> None:
             schema[keyword] = bound + step * max(1, abs(bound))
 
 
-def rebased(schema: Any, prefix: str) -> Any:
+def _within(keyword: str, value: Any, visit: Callable[[dict[str, Any], str], Any]) -> Any:
+    """A keyword's value with `visit(schema, path)` in the place of each schema in it; None for one that holds none."""
+    if keyword in _ONE and isinstance(value, dict):
+        return visit(value, "")
+    if keyword in _LIST and isinstance(value, list):
+        return [visit(item, f"/{n}") if isinstance(item, dict) else item for n, item in enumerate(value)]
+    if keyword in _MAP and isinstance(value, dict):
+        return {
+            name: visit(item, f"/{bounded(name, 40)}") if isinstance(item, dict) else item
+            for name, item in value.items()
+        }
+    return None
+
+
+def rebased(schema: dict[str, Any], prefix: str) -> dict[str, Any]:
     """A schema whose references hold when the document they point into lies at `prefix` (`#/$defs/own`) of another."""
-    if not isinstance(schema, dict):
-        return schema
     result = {}
     for keyword, value in schema.items():
+        found = _within(keyword, value, lambda item, _: rebased(item, prefix))
         if keyword == "$ref" and isinstance(value, str):
-            value = prefix + value[1:]
-        elif keyword in _ONE:
-            value = rebased(value, prefix)
-        elif keyword in _LIST and isinstance(value, list):
-            value = [rebased(item, prefix) for item in value]
-        elif keyword in _MAP and isinstance(value, dict):
-            value = {name: rebased(item, prefix) for name, item in value.items()}
-        result[keyword] = value
+            found = prefix + value[1:]
+        result[keyword] = value if found is None else found
     return result
 
 

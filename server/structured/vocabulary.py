@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from server.structured.checker import Greedy
+from server.structured.checker import Tokens
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -18,27 +18,20 @@ _LETTER = r'[^"\\\x00-\x1F\x7F]'
 SLICES = [r"[ \n\r\t]+", *(f"{_LETTER}{{1,{most}}}" for most in (3, 6, 10, 20, 30)), f"{_LETTER}+"]
 
 
-class Vocabulary:
+class Vocabulary(Tokens):
     """Bytes, special tokens and ends of a vocabulary. Ids without a token are never allowed.
 
     Called, it tokenises: where a grammar leaves but one way to go on, the tokens are those that the model's own
     tokenizer makes of that text inside another, if they spell it.
     """
 
-    is_tokenizer_wrapper = True  # what llguidance asks for
-    bos_token_id = None
-
     def __init__(self, tokenizer: Tokenizer, decoding: Decoding, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
         if not eos_token_ids:
             raise ValueError("a grammar needs a token that ends a text")
-        self._tokenizer = tokenizer
-        self.size = vocab_size
-        self.tokens = [decoding.bytes_of(token) for token in range(vocab_size)]
-        self.special_token_ids = sorted(token for token in decoding.special_ids if token < vocab_size)
-        self.eos_token_ids = list(eos_token_ids)
-        self.eos_token_id = self.eos_token_ids[0]
         self._special = decoding.special_ids
-        self._greedy = Greedy(self.tokens, self.special_token_ids)
+        special = sorted(token for token in self._special if token < vocab_size)
+        super().__init__([decoding.bytes_of(token) for token in range(vocab_size)], special, eos_token_ids)
+        self._tokenizer = tokenizer
         self._line_break: list[int] = tokenizer.encode("\n", add_special_tokens=False).ids
 
     def __call__(self, text: bytes | str) -> list[int]:
@@ -49,7 +42,7 @@ class Vocabulary:
         continues = ids[: len(self._line_break)] == self._line_break and self._special.isdisjoint(own)
         if continues and b"".join(self.tokens[id] for id in own) == spelled:
             return own
-        return self._greedy(spelled)
+        return super().__call__(spelled)
 
     def for_checker(self, cpu_seconds: int, memory_bytes: int) -> dict[str, Any]:
         """The first line that the checker reads."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from secrets import token_hex
 from typing import Any, Literal
 
@@ -32,7 +33,7 @@ class Tool:
 
     name: str
     definition: Mapping[str, Any]
-    parameters: Mapping[str, Any]  # prepared: see `server.structured.schema`
+    parameters: dict[str, Any]  # prepared: see `server.structured.schema`
     field: str  # where the client defined it
 
 
@@ -117,26 +118,18 @@ def _keywords(rule: str, tool: Tool) -> list[str]:
     rules = []
     for number, name in enumerate(properties):
         own = "#/$defs/the-parameters"
-        schema = {
-            "$ref": f"{own}/properties/{_pointer(name)}",
-            "$defs": {"the-parameters": rebased(tool.parameters, own)},
-        }
+        pointer = name.replace("~", "~0").replace("/", "~1")
+        definitions = {"the-parameters": rebased(tool.parameters, own)}
+        schema = {"$ref": f"{own}/properties/{pointer}", "$defs": definitions}
         rules.append(f"{rule}_{number}: {literal(name + '=')} value_{rule}_{number}")
         rules.append(f"value_{rule}_{number}: {json_of(schema)}")
-    # `rest_n`: the arguments from the n-th on, when some came before them.
-    names = list(properties)
-    for first in (True, False):
-        for number in reversed(range(len(names))):
-            separator = "" if first else literal(", ") + " "
-            here = f"{separator}{rule}_{number} {rule}_then_{number + 1}"
-            skip = "" if names[number] in required else f" | {rule}_{'start' if first else 'then'}_{number + 1}"
-            rules.append(f"{rule}_{'start' if first else 'then'}_{number}: {here}{skip}")
-        rules.append(f'{rule}_{"start" if first else "then"}_{len(names)}: ""')
+    # `start_n`: the arguments from the n-th on; `then_n`: the same, when some came before them.
+    for state, separator in (("start", ""), ("then", literal(", ") + " ")):
+        for number, name in enumerate(properties):
+            skip = "" if name in required else f" | {rule}_{state}_{number + 1}"
+            rules.append(f"{rule}_{state}_{number}: {separator}{rule}_{number} {rule}_then_{number + 1}{skip}")
+        rules.append(f'{rule}_{state}_{len(properties)}: ""')
     return [f'{rule}: {literal(tool.name + "(")} {rule}_start_0 ")"', *rules]
-
-
-def _pointer(name: str) -> str:
-    return name.replace("~", "~0").replace("/", "~1")
 
 
 _NEWLINE = literal("\n")
@@ -145,19 +138,19 @@ FORMATS: Mapping[str, CallFormat] = {
     for known in (
         CallFormat(
             "hermes",
-            lambda names, new_id: JsonCalls(names, new_id, opening="<tool_call>", closing="</tool_call>"),
+            partial(JsonCalls, opening="<tool_call>", closing="</tool_call>"),
             _hermes,
             ("<tool_call>", "</tool_call>"),
         ),
         CallFormat(
             "llama3_json",
-            lambda names, new_id: JsonCalls(names, new_id, opening="<|python_tag|>", bare=True, separator=";"),
+            partial(JsonCalls, opening="<|python_tag|>", bare=True, separator=";"),
             _llama,
             ("<|python_tag|>",),
         ),
         CallFormat(
             "mistral",
-            lambda names, new_id: JsonCalls(names, new_id, opening="[TOOL_CALLS]", named=True),
+            partial(JsonCalls, opening="[TOOL_CALLS]", named=True),
             _mistral,
             ("[TOOL_CALLS]", ARGS),
             lambda: token_hex(5)[:9],  # the length that its templates insist on
