@@ -1,10 +1,9 @@
 """The HTTP application: routes, and the layers around them.
 
-    Edge (request id, last resort for errors)
-      Deadlines (how long it may take)
-        Origins (CORS, when there are allowed origins)
-          KeyGuard (API keys)
-            routes
+    Edge (request id, deadline, last resort for errors)
+      Origins (CORS, when there are allowed origins)
+        KeyGuard (API keys)
+          routes
 
 All layers are plain ASGI: nothing buffers a stream or hides that its client has left.
 """
@@ -24,7 +23,6 @@ from starlette.responses import Response
 
 from server.answer import ErrorResponse, json_response
 from server.auth import OPEN_PATHS, KeyGuard
-from server.deadline import Deadlines
 from server.description import DescribedApplication
 from server.edge import Edge
 from server.errors import APIError, InvalidRequest, MethodNotAllowed, NotFound, field_path, shown
@@ -104,8 +102,7 @@ def create_app(state: ServerState) -> FastAPI:
             allow_headers=["*"],
             expose_headers=["x-request-id", IGNORED_HEADER, "retry-after"],
         )
-    app.add_middleware(Deadlines, clock=state.clock, timeout_seconds=state.request_timeout_seconds)
-    app.add_middleware(Edge, metrics=state.metrics, tracer=state.tracer)
+    app.add_middleware(Edge, metrics=state.metrics, timeout_seconds=state.request_timeout_seconds, tracer=state.tracer)
     state.metrics.watch(state.engine)
     return app
 

@@ -7,26 +7,25 @@ from collections.abc import Iterator
 from typing import Any
 
 from fastapi import FastAPI
+from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from server.protocol.fields import Fields
 
-_ENVELOPE = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["message", "type", "param", "code"],
-            "properties": {
-                "message": {"type": "string"},
-                "type": {"type": "string"},
-                "param": {"type": ["string", "null"]},
-                "code": {"type": ["string", "null"]},
-            },
-        }
-    },
-}
+
+class ErrorDetail(BaseModel):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class Error(BaseModel):
+    """OpenAI's envelope of every error."""
+
+    error: ErrorDetail
+
+
 _ERROR = {
     "description": "an error",
     "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}},
@@ -39,10 +38,11 @@ class DescribedApplication(FastAPI):
     def openapi(self) -> dict[str, Any]:
         if self.openapi_schema is None:
             description = super().openapi()
+            bodies: list[type[BaseModel]] = [Error, *_kinds(Fields)]
             _, definitions = models_json_schema(
-                [(body, "validation") for body in _kinds(Fields)], ref_template="#/components/schemas/{model}"
+                [(body, "validation") for body in bodies], ref_template="#/components/schemas/{model}"
             )
-            description["components"] = {"schemas": {**_standard(definitions["$defs"]), "Error": _ENVELOPE}}
+            description["components"] = {"schemas": _standard(definitions["$defs"])}
             for path, operations in description["paths"].items():
                 for operation in operations.values():
                     operation["responses"].pop("422", None)

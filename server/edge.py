@@ -1,18 +1,21 @@
-"""The outermost layer: a request id on every response, an answer whatever happens inside, and the end of every request
-in metrics, log and trace.
+"""The outermost layer: a request id on every response, how long it may take, an answer whatever happens inside, and the
+end of every request in metrics, log and trace.
 
 Pure ASGI. A client's `x-request-id` is sent back if it is short and printable; it is never used as a key for anything.
+Its `x-request-deadline` is in seconds from the request's arrival, queue included, so that clocks need not agree; the
+operator's limit holds where it is less.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.answer import ANTHROPIC_PATH, ErrorResponse
-from server.errors import InternalError
+from server.errors import InternalError, InvalidRequest, shown
 from server.exchange import Exchange, current
 from server.logs import log_request
 from server.metrics import Metrics
@@ -23,13 +26,15 @@ from server.tracing import Tracer
 logger = logging.getLogger(__name__)
 
 MAX_ID_CHARS = 128
+DEADLINE_HEADER = b"x-request-deadline"
 
 
 class Edge:
     """Wraps the whole application."""
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, tracer: Tracer | None = None) -> None:
+    def __init__(self, app: ASGIApp, metrics: Metrics, timeout_seconds: float | None, tracer: Tracer | None) -> None:
         self._app = app
+        self._timeout_seconds = math.inf if timeout_seconds is None else timeout_seconds
         self._metrics = metrics
         self._tracer = tracer
 
@@ -55,7 +60,10 @@ class Edge:
             await send(message)
 
         try:
+            exchange.deadline = exchange.began + min(self._timeout_seconds, _asked_seconds(scope))
             await self._app(scope, receive, send_with_id)
+        except InvalidRequest as error:  # from here: those of the application are answered inside
+            await ErrorResponse(error)(scope, receive, send_with_id)
         except ClientDisconnect:
             return  # in the middle of its own request: nobody is there to be answered
         except Exception:
@@ -80,3 +88,16 @@ def _client_id(scope: Scope) -> str | None:
             text: str = value.decode("latin-1")
             return text if printable(text) else None
     return None
+
+
+def _asked_seconds(scope: Scope) -> float:
+    """How long the client would wait; infinity where it does not say. Raises InvalidRequest."""
+    given = [value for name, value in scope["headers"] if name == DEADLINE_HEADER]
+    try:
+        asked = [float(value) for value in given]
+    except ValueError:
+        asked = [math.nan]
+    if len(asked) > 1 or not all(seconds > 0 for seconds in asked):
+        name, value = DEADLINE_HEADER.decode(), shown(b", ".join(given).decode("latin-1"))
+        raise InvalidRequest(f"'{name}' must be a number of seconds above 0, not {value}.", param=name)
+    return min(asked, default=math.inf)

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of the subcommand."""
     parser.add_argument("model", nargs="?", metavar="MODEL", help="as for serve; the embedded default when not given")
     parser.add_argument("--weights", nargs="+", metavar="FORMAT", help="float32, bfloat16, stored, int8, int4 [all]")
     parser.add_argument("--text", type=Path, metavar="FILE", help="plain text; the built-in one when not given")
@@ -75,7 +74,6 @@ def run(options: argparse.Namespace) -> int:
 
 
 def table(model: str, reference: str, scores: Sequence[Score]) -> Table:
-    """The scores for people."""
     from rich.table import Table
 
     title = f"{model} against float32 ({reference}), {scores[0].tokens} tokens of English"
@@ -96,13 +94,11 @@ def table(model: str, reference: str, scores: Sequence[Score]) -> Table:
 
 
 def report(model: str, reference: str, scores: Sequence[Score]) -> dict[str, object]:
-    """The scores for programs."""
     rows = [asdict(score) | {"perplexity_change": score.perplexity_change, "misses": score.misses} for score in scores]
     return {"model": model, "reference": reference, "scores": rows}
 
 
 def _texts(options: argparse.Namespace, checkpoint: Checkpoint) -> list[I32]:
-    """The text as windows of tokens."""
     from models.evaluation import TEXT, windows
     from models.loading.tokenizer import load_tokenizer
 

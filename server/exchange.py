@@ -1,10 +1,11 @@
-"""One HTTP request while it is answered: what its log line and its trace will say.
+"""One HTTP request while it is answered: how long that may take, and what its log line and its trace will say.
 
 Made by the outermost layer, filled by those inside, which find it in the context. Owned by the task that answers.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from contextvars import ContextVar
@@ -23,6 +24,7 @@ class Exchange:
 
     scope: Scope
     began: float = field(default_factory=time.monotonic)
+    deadline: float = math.inf  # the same clock's reading by which it has to be answered
     status: int | None = None  # of the response, once it has begun
     error: str | None = None  # the code of an error that was answered or sent in a stream
     generation: Mapping[str, Any] = field(default_factory=dict)

@@ -15,7 +15,6 @@ from scheduler import errors as engine_errors
 from scheduler.request import Request
 from scheduler.stream import RequestStream, Update
 from server.choice import Choice, Delta, Echo, TextOptions, TokenRecord
-from server.deadline import deadline
 from server.errors import APIError, DeadlineExceeded, InternalError, Unavailable
 from server.exchange import current
 from server.refusals import failure, refusal, refused_for
@@ -59,7 +58,8 @@ class Generation:
         self.requests = requests
         self.accepted_tokens = self.rejected_tokens = 0  # of drafts, in choices that the engine has ended
         self.prompt_tokens = sum(len(request.prompt) for request in requests)
-        remaining = deadline.get() - clock()
+        exchange = current.get()
+        remaining = (math.inf if exchange is None else exchange.deadline) - clock()
         if remaining <= 0:
             metrics.refuse("deadline")
             raise DeadlineExceeded

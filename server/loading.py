@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from config.errors import ConfigError
@@ -137,27 +138,23 @@ def _load_runners(
     with phases.phase("torch"):
         import torch  # noqa: F401  whoever loads weights needs it
     kernels.result()
-    with phases.phase("weights"):
-        runner = _load_runner(checkpoint, plan, plan.quantization)
-    if plan.drafting is None:
-        return runner, None
-    with phases.phase("drafter"):
-        return runner, _load_runner(drafting or checkpoint, plan, plan.drafting.quantization)
-
-
-def _load_runner(checkpoint: Checkpoint, plan: Plan, quantization: str) -> Runner:
     from models.build import build_runner
 
-    return build_runner(
-        checkpoint,
+    load = partial(
+        build_runner,
         device=plan.device,
         dtype=plan.dtype,
-        quantization=quantization,
         kv_dtype=plan.kv_dtype,
         attention_backend=plan.attention_backend,
         threads=plan.threads,
         max_model_len=plan.max_model_len,
     )
+    with phases.phase("weights"):
+        runner = load(checkpoint, quantization=plan.quantization)
+    if plan.drafting is None:
+        return runner, None
+    with phases.phase("drafter"):
+        return runner, load(drafting or checkpoint, quantization=plan.drafting.quantization)
 
 
 def _load_tokenizer(checkpoint: Checkpoint, phases: Phases) -> LoadedTokenizer:

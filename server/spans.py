@@ -48,25 +48,21 @@ def timed_jobs(jobs: Sequence[tuple[str, str, str]] = JOBS) -> Iterator[dict[str
 
 
 def _timed(function: Callable[..., Any], seconds: dict[str, float], name: str) -> Callable[..., Any]:
-    if inspect.iscoroutinefunction(function):
-
-        @functools.wraps(function)
-        async def call_async(*args: Any, **kwargs: Any) -> Any:
-            began = time.thread_time()
-            try:
-                return await function(*args, **kwargs)
-            finally:
-                seconds[name] += time.thread_time() - began
-
-        return call_async
-
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    @contextmanager
+    def clock() -> Iterator[None]:
         began = time.thread_time()
         try:
-            return function(*args, **kwargs)
+            yield
         finally:
             seconds[name] += time.thread_time() - began
+
+    if not inspect.iscoroutinefunction(function):
+        return clock()(function)
+
+    @functools.wraps(function)
+    async def call(*args: Any, **kwargs: Any) -> Any:
+        with clock():
+            return await function(*args, **kwargs)
 
     return call
 

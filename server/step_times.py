@@ -6,7 +6,7 @@ Pure functions. Times in milliseconds, means over the steps of a kind.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -65,40 +65,35 @@ def step_table(
 ) -> Table:
     """Where the time of a step goes; steps that only decode apart from those that compute prompts too."""
     times = matched(steps, calls)
-    kinds = {
+    groups = {
         "decode only": [one for one in times if not one.has_prompt],
         "with prompts": [one for one in times if one.has_prompt],
         "all": times,
     }
-    table = Table(title="A step, mean ms", title_justify="left", box=None, header_style="bold")
-    table.add_column("")
-    for name in kinds:
-        table.add_column(name, justify="right")
-        table.add_column("share", justify="right", style="dim")
-    lines = {
-        "plan and batch": "plan",
-        "to the model's thread": "there",
-        "model": "model",
-        "back to the event loop": "back",
-        "apply": "apply",
-    }
-    table.add_row("steps", *(cell for group in kinds.values() for cell in (str(len(group)), "")))
-    table.add_row("rows", *(cell for group in kinds.values() for cell in (_mean([one.rows for one in group]), "")))
-    for name, part in lines.items():
-        cells = [
-            _part([getattr(one, part) for one in group], [one.together for one in group]) for group in kinds.values()
-        ]
-        table.add_row(name, *(text for cell in cells for text in cell))
-        if name == "model" and sampling_seconds_per_row is not None:
-            each = sampling_seconds_per_row
-            cells = [
-                _part([one.sampled * each for one in group], [one.together for one in group])
-                for group in kinds.values()
-            ]
-            table.add_row("  of it sampling, about", *(text for cell in cells for text in cell))
-    table.add_row(
-        "together", *(t for group in kinds.values() for t in (_ms(_mean_of([one.together for one in group])), ""))
-    )
+    table = _table("A step, mean ms", *(heading for name in groups for heading in (name, "share")))
+
+    def row(name: str, cells: Callable[[list[StepTimes]], tuple[str, str]]) -> None:
+        table.add_row(name, *(text for group in groups.values() for text in cells(group)))
+
+    def part(name: str, seconds: Callable[[StepTimes], float], *, share: bool = True) -> None:
+        def cells(group: list[StepTimes]) -> tuple[str, str]:
+            if not group:
+                return "-", ""
+            spent, whole = sum(map(seconds, group)), sum(one.together for one in group)
+            return _ms(spent / len(group)), f"{spent / whole:.1%}" if share else ""
+
+        row(name, cells)
+
+    row("steps", lambda group: (str(len(group)), ""))
+    row("rows", lambda group: (f"{statistics.fmean(one.rows for one in group):.1f}" if group else "-", ""))
+    part("plan and batch", lambda one: one.plan)
+    part("to the model's thread", lambda one: one.there)
+    part("model", lambda one: one.model)
+    if (each := sampling_seconds_per_row) is not None:
+        part("  of it sampling, about", lambda one: one.sampled * each)
+    part("back to the event loop", lambda one: one.back)
+    part("apply", lambda one: one.apply)
+    part("together", lambda one: one.together, share=False)
     return table
 
 
@@ -108,10 +103,7 @@ def event_loop_table(
     """Processor time of the event loop's thread by job, and what its thread and the model's did in all: milliseconds
     a step, and the share of the whole time. `thread_seconds` by name: computing, and waiting for a core."""
     steps = max(1, steps)
-    table = Table(title="The event loop's thread, ms a step", title_justify="left", box=None, header_style="bold")
-    table.add_column("")
-    table.add_column("ms", justify="right")
-    table.add_column("of the time", justify="right", style="dim")
+    table = _table("The event loop's thread, ms a step", "ms", "of the time")
     rows = dict(jobs)
     if "event loop" in thread_seconds:
         rows["everything else"] = max(0.0, thread_seconds["event loop"][0] - sum(jobs.values()))
@@ -132,18 +124,13 @@ def latency_line(what: str, late_seconds: Sequence[float]) -> str:
     return f"{what} late by {p50 * 1e3:.2f} ms (p50), {p99 * 1e3:.2f} ms (p99), {ordered[-1] * 1e3:.2f} ms at worst"
 
 
-def _part(parts: Sequence[float], wholes: Sequence[float]) -> tuple[str, str]:
-    share = f"{sum(parts) / sum(wholes):.1%}" if wholes else ""
-    return _ms(_mean_of(parts)), share
+def _table(title: str, *headings: str) -> Table:
+    """Figures, and beside each its share."""
+    table = Table("", title=title, title_justify="left", box=None, header_style="bold")
+    for number, heading in enumerate(headings):
+        table.add_column(heading, justify="right", style="dim" if number % 2 else None)
+    return table
 
 
-def _mean_of(values: Sequence[float]) -> float | None:
-    return statistics.fmean(values) if values else None
-
-
-def _mean(values: Sequence[int]) -> str:
-    return f"{statistics.fmean(values):.1f}" if values else "-"
-
-
-def _ms(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{seconds * 1e3:.3f}"
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.3f}"

@@ -210,7 +210,6 @@ def _state(
     cache: SavedCache | None,
     keys: KeyRing,
 ) -> ServerState:
-    """Everything that the routes share."""
     plan, tokenizer = model.plan, model.tokenizer
     config = model.runner.config
     source = template or tokenizer.chat_template
