@@ -125,10 +125,15 @@ class Choice:
             taken += 1
             self.completion_tokens += 1
             if update.logprobs:
-                self._note(token, update.logprobs[position])
+                self.logprob_sum += update.logprobs[position].logprob
+                if self._options.logprobs:
+                    self._pending.append(TokenRecord(token, update.logprobs[position], self._length))
             stop = self._add(self._detokenizer.feed(token), pieces)
             if self._parser is not None:
-                parts += self._parse(self._parser, "".join(pieces[parsed:]))
+                # A token belongs to a thought that was open before it or is after it.
+                thinking = self._parser.thinking
+                parts += self._parser.feed("".join(pieces[parsed:]))
+                self.reasoning_tokens += thinking or self._parser.thinking
                 parsed = len(pieces)
             if stop is not None:
                 self.finish_reason = "stop"
@@ -149,18 +154,6 @@ class Choice:
     def mean_logprob(self) -> float:
         """Per token; what best_of goes by."""
         return self.logprob_sum / max(1, self.completion_tokens)
-
-    def _parse(self, parser: MessageParser, text: str) -> list[Part]:
-        """What a token's text gave. A token belongs to a thought that was open before it or is after it."""
-        thinking = parser.thinking
-        parts = parser.feed(text)
-        self.reasoning_tokens += thinking or parser.thinking
-        return parts
-
-    def _note(self, token: int, logprob: TokenLogprob) -> None:
-        self.logprob_sum += logprob.logprob
-        if self._options.logprobs:
-            self._pending.append(TokenRecord(token, logprob, self._length))
 
     def _add(self, piece: str, pieces: list[str]) -> str | None:
         """Add text; returns the stop string it completed."""
@@ -195,11 +188,8 @@ class Choice:
 
     def _due(self) -> list[TokenRecord]:
         """Records whose text has begun to be let out; at a natural end also those without text of their own."""
-        pending = self._pending
-        if not pending:
-            return []
         due = []
         ended = self.finish_reason is not None and self._released >= self._length
-        while pending and (pending[0].offset < self._released or ended):
-            due.append(pending.popleft())
+        while self._pending and (self._pending[0].offset < self._released or ended):
+            due.append(self._pending.popleft())
         return due

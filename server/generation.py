@@ -92,18 +92,13 @@ class Generation:
         return sum(choice.completion_tokens for choice in self.choices)
 
     @property
-    def reasoning_tokens(self) -> int:
-        return sum(choice.reasoning_tokens for choice in self.choices)
-
-    @property
     def cached_tokens(self) -> int:
         return sum(self._cached)
 
     def timings(self) -> dict[str, float]:
         """Where the time went, in llama.cpp's names: `prompt_ms` from the first admission to the first token, of
         `prompt_n` tokens computed beside `cache_n` found; `predicted_ms` from there to the last token."""
-        life = self._engine.journal.life(self.requests[0].id)
-        admitted = (life and life.admitted_at) or self._arrival
+        admitted = (self._lives and self._lives[0].admitted_at) or self._arrival
         first = self._first_token_at or admitted
         last = max(first, *self._last_token_at)
         computed, generated = self.prompt_tokens - self.cached_tokens, self.completion_tokens
@@ -158,17 +153,13 @@ class Generation:
         self._cached[prompt] = update.cached_tokens
         self.accepted_tokens += update.accepted_tokens
         self.rejected_tokens += update.rejected_tokens
-        if not self._echoes:
-            return self._deltas_of(prompt, [update])
-        echo = self._echoes[prompt]
-        echo.logprobs += update.prompt_logprobs
-        echo.held.append(update)
-        if not echo.complete:
-            return []
-        held, echo.held = echo.held, []
-        return self._deltas_of(prompt, held)
-
-    def _deltas_of(self, prompt: int, updates: Sequence[Update]) -> list[tuple[Choice, Delta]]:
+        echo, updates = self._echoes[prompt] if self._echoes else None, [update]
+        if echo is not None:
+            echo.logprobs += update.prompt_logprobs
+            echo.held.append(update)
+            if not echo.complete:
+                return []
+            updates, echo.held = echo.held, []
         result = []
         for update in updates:
             choice = self.choices[prompt * self._n + update.index]
@@ -180,9 +171,9 @@ class Generation:
                 self._open -= 1
                 if update.finish_reason is None:
                     self._engine.stop_choice(self.requests[prompt].id, update.index, "stop")
-            if self._echoes and self._echoes[prompt].text is not None and not choice.echoed:
+            if echo is not None and echo.text is not None and not choice.echoed:
                 choice.echoed = True
-                result.append((choice, self._echoes[prompt].delta(self.decoding, self.options.skip_special)))
+                result.append((choice, echo.delta(self.decoding, self.options.skip_special)))
             result.append((choice, delta))
         return result
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -18,9 +18,11 @@ from scheduler.request import Request
 from server.errors import ContextOverflow, wrong
 from server.protocol.fields import GenerationFields
 
-T = TypeVar("T")
-
 DEFAULT_COMPLETION_TOKENS = 16
+SAME = (  # parameters that mean in the engine what they mean in a request, defaults included
+    "seed", "temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
+    "min_tokens", "ignore_eos",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,10 @@ class LengthPolicy:
     field: str  # where the limit was given
     prompt_field: str  # "prompt" or "messages"
 
+    @property
+    def wanted(self) -> int | None:
+        return self.default if self.asked is None else self.asked
+
 
 def sampling_params(
     request: GenerationFields,
@@ -41,23 +47,16 @@ def sampling_params(
     bad_words: tuple[tuple[int, ...], ...],
 ) -> SamplingParams:
     """The parameters of a request, without its lengths. A seed is drawn when none is given."""
+    given: dict[str, Any] = {name: value for name in SAME if (value := getattr(request, name)) is not None}
     return SamplingParams(
-        seed=random.getrandbits(63) if request.seed is None else request.seed,
-        temperature=_or(request.temperature, 1.0),
-        top_p=_or(request.top_p, 1.0),
+        **{"seed": random.getrandbits(63), **given},
         top_k=max(0, request.top_k or 0),
-        min_p=request.min_p or 0.0,
-        presence_penalty=request.presence_penalty or 0.0,
-        frequency_penalty=request.frequency_penalty or 0.0,
-        repetition_penalty=_or(request.repetition_penalty, 1.0),
         logit_bias=tuple((request.logit_bias or {}).items()),
         allowed_token_ids=None if request.allowed_token_ids is None else tuple(request.allowed_token_ids),
         bad_words=bad_words,
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
-        min_tokens=request.min_tokens or 0,
         stop_token_ids=tuple(request.stop_token_ids or ()),
-        ignore_eos=bool(request.ignore_eos),
     )
 
 
@@ -77,7 +76,10 @@ def engine_request(
     Raises InvalidRequest for an empty prompt and ContextOverflow when prompt or answer do not fit.
     """
     if fields.truncate_prompt_tokens is not None:
-        tokens = _truncated(tokens, fields.truncate_prompt_tokens, length, max_model_len)
+        # -1 keeps as many of the last as the context has room for beside the answer.
+        beside = min(1 if length.wanted is None else length.wanted, max_model_len - 1)
+        keep = fields.truncate_prompt_tokens
+        tokens = tokens[-(max_model_len - beside if keep == -1 else keep) :]
     if not tokens:
         raise wrong(length.prompt_field, "has no tokens, and must have one")
     max_tokens = _max_tokens(len(tokens), length, max_model_len)
@@ -112,14 +114,3 @@ def _max_tokens(prompt_tokens: int, length: LengthPolicy, limit: int) -> int:
             param=length.field,
         )
     return length.asked
-
-
-def _truncated(tokens: list[int], keep: int, length: LengthPolicy, limit: int) -> list[int]:
-    """The last `keep` tokens; -1 keeps as many as the context has room for beside the answer."""
-    if keep == -1:
-        keep = limit - min(_or(length.asked, _or(length.default, 1)), limit - 1)
-    return tokens[-keep:]
-
-
-def _or(value: T | None, default: T) -> T:
-    return default if value is None else value

@@ -58,39 +58,28 @@ class ReasoningSplitter:
         return "", held if self._state == "undecided" else ""
 
     def _step(self, char: str) -> tuple[str, str]:
-        match self._state:
-            case "undecided":
-                return self._step_undecided(char)
-            case "before" if not char.isspace():
-                self._state = "thoughts"
-                return self._step_thoughts(char)
-            case "thoughts":
-                return self._step_thoughts(char)
-            case "behind" if not char.isspace():
+        if self._state == "undecided":
+            self._held += char
+            seen = self._held.lstrip()
+            if seen == OPENING:
+                self._held, self._state, self.thinking = "", "before", True
+            elif not OPENING.startswith(seen):
+                held, self._held, self._state = self._held, "", "answer"
+                return "", held
+        elif self._state == "behind":
+            if not char.isspace():
                 self._state = "answer"
                 return "", char
-        return "", ""
-
-    def _step_undecided(self, char: str) -> tuple[str, str]:
-        self._held += char
-        seen = self._held.lstrip()
-        if seen == OPENING:
-            self._held, self._state, self.thinking = "", "before", True
-        elif not OPENING.startswith(seen):
-            self._state = "answer"
-            held, self._held = self._held, ""
-            return "", held
-        return "", ""
-
-    def _step_thoughts(self, char: str) -> tuple[str, str]:
-        found = self._matcher.feed(char)
-        text = self._held + found.text
-        kept = text.rstrip()
-        if found.stop is not None:
-            self._held, self._state, self.thinking = "", "behind", False
+        elif self._state == "thoughts" or not char.isspace():
+            self._state = "thoughts"
+            found = self._matcher.feed(char)
+            text = self._held + found.text
+            kept = text.rstrip()
+            self._held = text[len(kept) :]
+            if found.stop is not None:
+                self._held, self._state, self.thinking = "", "behind", False
             return kept, ""
-        self._held = text[len(kept) :]
-        return kept, ""
+        return "", ""
 
 
 class MessageParser:

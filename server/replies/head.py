@@ -22,7 +22,7 @@ def usage_of(generation: Generation) -> dict[str, Any]:
         "total_tokens": prompt_tokens + completion_tokens,
         "prompt_tokens_details": {"cached_tokens": generation.cached_tokens},
         "completion_tokens_details": {
-            "reasoning_tokens": generation.reasoning_tokens,
+            "reasoning_tokens": sum(choice.reasoning_tokens for choice in generation.choices),
             "accepted_prediction_tokens": generation.accepted_tokens,
             "rejected_prediction_tokens": generation.rejected_tokens,
         },
