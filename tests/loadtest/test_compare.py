@@ -102,7 +102,7 @@ def test_a_peer_without_a_server_reports_its_figures_line_by_line(
     program = "import sys\nprint('loading')\n" + "".join(f"print({json.dumps(line)!r})\n" for line in lines)
     python = tmp_path / "openvino" / "bin" / "python"
     python.parent.mkdir(parents=True)
-    python.write_text(f"#!{sys.executable}\n{program}assert sys.argv[-1] == 'chat:4:2', sys.argv\n")
+    python.write_text(f"#!{sys.executable}\n{program}assert sys.argv[-1] == '1:chat:4:2', sys.argv\n")
     python.chmod(0o755)
     monkeypatch.setattr(compare, "cache_folder", lambda: tmp_path)
     assert compare.main(["--peers", "openvino", "chat:4:2"]) == 0
