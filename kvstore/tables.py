@@ -33,10 +33,9 @@ class PageTables:
     Entries past a sequence's pages are 0: always safe to read, never meaningful.
     """
 
-    __slots__ = ("_slots", "max_pages", "rows")
+    __slots__ = ("_slots", "rows")
 
     def __init__(self, groups: int, max_sequences: int, max_pages: int) -> None:
-        self.max_pages = max_pages
         self.rows: tuple[I32, ...] = tuple(np.zeros((max_sequences, max_pages), dtype=np.int32) for _ in range(groups))
         self._slots = list(range(max_sequences - 1, -1, -1))
 

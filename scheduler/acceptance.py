@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 FORGETTING = 0.9  # what a draft's outcome still counts after the next one
 PRIOR_WEIGHT = 2.0  # drafted tokens that the prior counts for
 
 
+@dataclass(slots=True)
 class Acceptance:
     """The share of drafted tokens that is accepted, of late; those behind a rejected one are not asked."""
 
-    __slots__ = ("accepted", "rejected")
-
-    def __init__(self) -> None:
-        self.accepted = self.rejected = 0.0
+    accepted: float = 0.0
+    rejected: float = 0.0
 
     def note(self, accepted: int, drafted: int) -> None:
         self.accepted = FORGETTING * self.accepted + accepted

@@ -65,9 +65,9 @@ def apply(step: Step, output: StepOutput, state: State, requests: Requests, now:
     if state.limits.prefix_caching:
         for sequence, rows in zip(step.plan.sequences, step.plan.rows, strict=True):
             # Output tokens reach the tree when the sequence ends: nobody can need them before.
-            if (rows > 1 or sequence.computed <= sequence.prompt_length) and sequence.status is Status.RUNNING:
+            if (rows > 1 or sequence.computed <= sequence.prompt_length) and sequence.kv is not None:
                 try:
-                    state.commit(sequence)
+                    state.kv.commit(sequence.kv, sequence.tokens, sequence.computed)
                 except Exception as error:
                     _fail(sequence, error, requests)
     for sequence in without_pages:
@@ -147,7 +147,6 @@ def _take(
         return
     generated = sequence.known - sequence.prompt_length
     sequence.append(token)
-    sequence.last_token_at = now
     if generated == 0:
         sequence.first_token_at = now
         if active.life.first_token_at is None:

@@ -20,11 +20,6 @@ class Drafted:
     forks: list[KVSequence] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)  # the first logit row of each path, once the batch is built
 
-    @property
-    def named_rows(self) -> tuple[str, int, int]:
-        """Request id, choice, and how many rows the draft has, for the journal."""
-        return self.sequence.request.id, self.sequence.index, sum(map(len, self.draft.paths))
-
     def best(self, output: StepOutput) -> tuple[int, int]:
         """The path that agrees longest with what was sampled, and how many of its tokens do."""
         best = (0, 0)

@@ -16,14 +16,14 @@ import time
 from collections.abc import Callable, Hashable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from kvstore.store import KVStore, Pin
-from kvstore.tier import Moves
 from models.base import Runner, StartingRunner, StepOutput
 from models.sampling_state import SamplingState
 from scheduler.apply import apply
 from scheduler.batch import Step, build
+from scheduler.computation import Computation
 from scheduler.drafted import Drafted, release
 from scheduler.errors import (
     DuplicateRequest,
@@ -34,10 +34,10 @@ from scheduler.errors import (
     SequenceFailed,
     StepFailed,
 )
-from scheduler.journal import Journal, RequestLife, StepRecord
+from scheduler.journal import Journal, StepRecord
 from scheduler.limits import Limits
+from scheduler.notes import note_drafts, note_moves, record_of
 from scheduler.plan import StepPlan, plan
-from scheduler.proposers.base import Ask, Draft, Proposer
 from scheduler.queue_bounds import check_queue
 from scheduler.recording import Recorder, costs_of
 from scheduler.request import I32, FinishReason, Request, Sequence
@@ -46,9 +46,6 @@ from scheduler.speculation import Speculation
 from scheduler.started import StartedSteps
 from scheduler.state import State
 from scheduler.stream import RequestStream
-
-if TYPE_CHECKING:
-    from models.rejection import LogitsRunner
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +68,6 @@ class Engine:
         limits: Limits,
         clock: Callable[[], float] = time.monotonic,
         on_step: Callable[[StepRecord], None] | None = None,
-        on_finish: Callable[[RequestLife], None] | None = None,
         recorder: Recorder | None = None,
         speculation: Speculation | None = None,
     ) -> None:
@@ -82,10 +78,11 @@ class Engine:
         self.last_progress = clock()  # when a step last ended, or work last arrived at an idle engine
         self.steps = 0
         self._runner = runner
+        self._computation = Computation(runner, kv, rejection=speculation is not None and speculation.rejection)
         self._clock = clock
         self._on_step = on_step
         self._state = State(kv, sampling, limits)
-        self._requests = Requests(self._state, self.journal, clock, runner.config.eos_token_ids, on_finish)
+        self._requests = Requests(self._state, self.journal, clock, runner.config.eos_token_ids)
         self._recorder = recorder
         self.speculation = speculation
         if speculation is not None:
@@ -122,7 +119,6 @@ class Engine:
 
     @property
     def context_limit(self) -> int:
-        """Tokens of prompt and output that one sequence may have."""
         return self._state.context_limit
 
     @property
@@ -184,15 +180,16 @@ class Engine:
 
     def cancel(self, request_id: str) -> bool:
         """End a request: at once when it waits, before the next step is planned when it runs. False: it has ended."""
-        self._wake.set()
-        self._note("end", id=request_id, choice=None)
-        return self._requests.cancel(request_id)
+        return self._end(request_id, None, "cancelled")
 
     def stop_choice(self, request_id: str, index: int, reason: FinishReason = "stop") -> bool:
         """End one choice, for a reason the scheduler cannot see, such as a stop string. False: it has ended."""
+        return self._end(request_id, index, reason)
+
+    def _end(self, request_id: str, index: int | None, reason: FinishReason) -> bool:
         self._wake.set()
         self._note("end", id=request_id, choice=index)
-        return self._requests.stop_choice(request_id, index, reason)
+        return self._requests.end(request_id, index, reason)
 
     def pin(self, tokens: I32, namespace: Hashable) -> Pin | None:
         """See `KVStore.pin`."""
@@ -225,7 +222,6 @@ class Engine:
         return await done
 
     async def until_idle(self) -> None:
-        """Until every request has ended."""
         await self._empty.wait()
 
     async def drain(self, grace_seconds: float) -> bool:
@@ -294,7 +290,8 @@ class Engine:
             future = self._begin(step)
             # From here to the await is work that the model's computation hides.
             self._publish(previous)
-            record = previous = self._record(step, started, planned)
+            self.steps += 1
+            record = previous = record_of(self.steps, step, self._state, started, planned)
             try:
                 await self._finish_step(step, future, record, planned)
             except Exception as error:
@@ -304,50 +301,23 @@ class Engine:
 
     async def _run_job(self, work: Callable[[], T], done: asyncio.Future[T]) -> None:
         self._requests.step_in_flight = True
-        try:
-            result = await asyncio.get_running_loop().run_in_executor(self._thread, work)
-        except Exception as error:
-            if not done.done():
-                done.set_exception(error)
+        running = asyncio.get_running_loop().run_in_executor(self._thread, work)
+        await asyncio.wait({running})
+        if done.done():  # nobody waits for it any more
+            running.exception()
+        elif (error := running.exception()) is not None:
+            done.set_exception(error)
         else:
-            if not done.done():
-                done.set_result(result)
-        finally:
-            self._requests.step_in_flight = False
-            self._requests.finish_ending()
-            self.last_progress = self._clock()
+            done.set_result(running.result())
+        self._requests.step_in_flight = False
+        self._requests.finish_ending()
+        self.last_progress = self._clock()
 
     def _begin(self, step: Step) -> asyncio.Future[StepOutput]:
         """Have a step computed; only one whose work is all in the batch needs no thread of Python's."""
-        if self._started is not None and step.masks is None and self.kv.tier is None and not self._rejects(step):
+        if self._started is not None and self._computation.is_all_in_the_batch(step):
             return self._started.begin(step.batch)
-        return asyncio.get_running_loop().run_in_executor(self._thread, self._compute, step)
-
-    def _compute(self, step: Step) -> StepOutput:
-        """In the model's thread."""
-        if step.masks is not None:
-            step.masks.fill()
-        tier = self.kv.tier
-        if tier is None:
-            return self._run_model(step)
-        if step.moves is not None:
-            tier.move(step.moves, self._runner)
-        started, rows = time.perf_counter(), len(step.batch.token_ids)
-        output = self._run_model(step)
-        if rows >= 2 * max(self.kv.page_size, len(step.plan.sequences)):  # enough prompt in it to tell what that costs
-            tier.costs.computed(rows, time.perf_counter() - started)
-        return output
-
-    def _rejects(self, step: Step) -> bool:
-        return self.speculation is not None and self.speculation.rejection and bool(step.plan.drafts)
-
-    def _run_model(self, step: Step) -> StepOutput:
-        if not self._rejects(step):
-            return self._runner.run(step.batch)
-        from models.rejection import run_with_rejection
-
-        drafts = [(drafted.draft.paths, drafted.rows, drafted.draft.probabilities) for drafted in step.plan.drafts]
-        return run_with_rejection(cast("LogitsRunner", self._runner), step.batch, drafts)
+        return asyncio.get_running_loop().run_in_executor(self._thread, self._computation.run, step)
 
     async def _finish_step(
         self, step: Step, future: asyncio.Future[StepOutput], record: StepRecord, started: float
@@ -366,11 +336,8 @@ class Engine:
         self._note("output", tokens=output.tokens.tolist())
         apply(step, output, self._state, self._requests, ended)
         if self.speculation is not None and step.plan.drafts:
-            record.drafts = self.speculation.verified(step.plan.drafts, step.accepted, output)
-            record.draft_rows = tuple([one.named_rows for one in step.plan.drafts])
-            record.drafted_tokens = sum(len(path) for drafted in step.plan.drafts for path in drafted.draft.paths)
-            record.accepted_tokens = sum(accepted for _, _, accepted in record.drafts)
-            self._note_drafts(step, ended)
+            verified = self.speculation.verified(step.plan.drafts, step.accepted, output)
+            note_drafts(record, step, verified, self.journal, ended)
         self._failed_steps = 0
         record.finished = before - len(self._requests)
         self.last_progress = self._clock()
@@ -383,7 +350,7 @@ class Engine:
         planned = plan(self._state, self.limits.max_num_batched_tokens)
         if self._recorder is not None:
             self._recorder.plan(planned, costs)
-        self._note_moves(planned)
+        note_moves(planned, self._requests, self.kv, self._clock())
         for sequence, error in planned.failed:
             if not isinstance(error, SchedulerError):
                 logger.error("admitting %r failed", sequence, exc_info=error)
@@ -414,7 +381,7 @@ class Engine:
             self._requests.step_in_flight = True
         try:
             if proposer.runs_model:
-                work = partial(self._propose, proposer, asks, moves)
+                work = partial(self._computation.propose, proposer, asks, moves)
                 drafts = await asyncio.get_running_loop().run_in_executor(self._thread, work)
             else:
                 drafts = proposer.propose(asks)
@@ -427,88 +394,6 @@ class Engine:
         if self._recorder is not None and taken:
             self._recorder.drafts(asks, taken)
         return taken
-
-    def _propose(self, proposer: Proposer, asks: list[Ask], moves: Moves | None) -> list[Draft]:
-        """In the model's thread."""
-        if moves is not None and self.kv.tier is not None:
-            self.kv.tier.move(moves, self._runner)
-        return proposer.propose(asks)
-
-    def _note_drafts(self, step: Step, now: float) -> None:
-        for drafted in step.plan.drafts:
-            sequence = drafted.sequence
-            life = self.journal.life(sequence.request.id)
-            if life is not None:
-                tokens = [path.tolist() for path in drafted.draft.paths]
-                life.note_draft(now, sequence.index, tokens, step.accepted[sequence])
-
-    def _note_moves(self, planned: StepPlan) -> None:
-        """Write what the plan did into the lives of the requests."""
-        now = self._clock()
-        page_size = self.kv.page_size
-        for sequence, computed in planned.preempted:
-            life = self._requests[sequence.request.id].life
-            life.preemptions += 1
-            life.note(now, "preempted", sequence.index, computed=computed, pages=-(-computed // page_size))
-        for sequence in planned.admitted:
-            active = self._requests[sequence.request.id]
-            kind = "admitted"
-            if sequence.admitted_at is not None:
-                kind = "resumed"
-            elif sequence.index == 0:
-                active.life.cached_tokens = sequence.cached_tokens
-                active.life.admitted_at = now
-            if sequence.admitted_at is None:
-                sequence.admitted_at = now
-            pages = -(-sequence.goal // page_size)
-            detail = {"restored": sequence.restored} if sequence.restored else {}
-            cached, tokens = sequence.computed, sequence.goal
-            active.life.note(now, kind, sequence.index, cached=cached, tokens=tokens, pages=pages, **detail)
-        for sequence, reason in planned.waits:
-            self._requests[sequence.request.id].life.note(now, "waits", sequence.index, reason=reason)
-
-    def _record(self, step: Step, started: float, planned: float) -> StepRecord:
-        """Describe a step that is about to run."""
-        plan = step.plan
-        state = self._state
-        self.steps += 1
-        rows = sum(plan.rows)
-        decoding = sum(
-            count == 1 and sequence.computed >= sequence.prompt_length
-            for sequence, count in zip(plan.sequences, plan.rows, strict=True)
-        )
-        ends = [sequence.computed + count for sequence, count in zip(plan.sequences, plan.rows, strict=True)]
-        stats = self.kv.stats()
-        return StepRecord(
-            self.steps,
-            started,
-            plan_seconds=planned - started,
-            rows=rows,
-            prefill_tokens=rows - decoding,
-            decode_rows=decoding,
-            context_tokens=sum(ends),
-            attended_tokens=sum(
-                [count * end - count * (count - 1) // 2 for count, end in zip(plan.rows, ends, strict=True)]
-            ),
-            sampled_tokens=len(step.sampled),
-            cached_tokens=sum(
-                sequence.cached_tokens for sequence in plan.admitted if sequence.index == 0 and not sequence.preemptions
-            ),
-            sequences=tuple(
-                [
-                    (sequence.request.id, sequence.index, count)
-                    for sequence, count in zip(plan.sequences, plan.rows, strict=True)
-                ]
-            ),
-            admitted=tuple([sequence.request.id for sequence in plan.admitted]),
-            preempted=tuple([sequence.request.id for sequence, _ in plan.preempted]),
-            running=state.num_running,
-            waiting=state.num_waiting,
-            waiting_reasons=plan.waiting_reasons,
-            pages_free=stats.free,
-            pages_evictable=stats.evictable,
-            pages_used=stats.used,
-        )
 
     def _publish(self, record: StepRecord | None) -> None:
         if record is None:

@@ -14,17 +14,16 @@ time; holds one entry for each owner since the engine was last idle.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from scheduler.request import Request, Sequence
 
 
+@dataclass(slots=True)
 class _Owner:
-    __slots__ = ("active", "served_at", "tag")
-
-    def __init__(self) -> None:
-        self.active = 0  # choices that have not ended
-        self.tag = 0  # of its latest request, so that its requests keep their order; 0 when none is left
-        self.served_at = 0  # the tag at which all it asked for will have been served
+    active: int = 0  # choices that have not ended
+    tag: int = 0  # of its latest request, so that its requests keep their order; 0 when none is left
+    served_at: int = 0  # the tag at which all it asked for will have been served
 
 
 class FairShares:
@@ -35,7 +34,6 @@ class FairShares:
         self._virtual_time = 0
 
     def active(self, owner: str) -> int:
-        """How many of the owner's choices have not ended."""
         known = self._owners.get(owner)
         return 0 if known is None else known.active
 
@@ -46,7 +44,6 @@ class FairShares:
         return self._virtual_time if known is None else max(self._virtual_time, known.tag, known.served_at)
 
     def enter(self, request: Request, tag: int) -> None:
-        """A request was queued."""
         owner = self._owners.setdefault(request.owner, _Owner())
         owner.active += request.n
         owner.tag = tag

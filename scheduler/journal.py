@@ -120,13 +120,12 @@ class Journal:
     def begin(self, life: RequestLife) -> None:
         self._current[life.id] = life
 
-    def end(self, request_id: str) -> RequestLife:
+    def end(self, request_id: str) -> None:
         life = self._current.pop(request_id)
         self._finished.pop(request_id, None)
         self._finished[request_id] = life
         if len(self._finished) > self._requests:
             self._finished.popitem(last=False)
-        return life
 
     def life(self, request_id: str) -> RequestLife | None:
         """The life of a current or recent request; of the current one when the id was used before."""

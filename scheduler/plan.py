@@ -57,12 +57,12 @@ class StepPlan:
         self.sequences, self.rows = [self.sequences[i] for i in kept], [self.rows[i] for i in kept]
 
 
+@dataclass(slots=True)
 class _Budget:
     """The rows left in this step. Rows with prompt logprobs have a bound of their own."""
 
-    def __init__(self, tokens: int, scored: int) -> None:
-        self.tokens = tokens
-        self.scored = scored
+    tokens: int
+    scored: int
 
     def take(self, sequence: Sequence) -> int:
         rows = min(sequence.goal - sequence.computed, self.tokens)
@@ -147,7 +147,7 @@ def _admit_waiting(state: State, step: StepPlan, left: _Budget) -> None:
                 step.rows.append(left.take(sequence))
                 prefixes.add(sequence)
                 if state.limits.policy == "prefix":
-                    for other in state.waiting[: state.waiting_before(sequence)]:
+                    for other in state.waiting_before(sequence.key):
                         other.overtaken += 1
             elif state.running:
                 reason = "pages"

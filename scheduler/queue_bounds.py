@@ -12,9 +12,7 @@ No owner holds more of the queue than it leaves free for others (Choudhury, Hahn
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
-from operator import attrgetter
 
 from scheduler.errors import QueueFull
 from scheduler.request import Request
@@ -24,8 +22,6 @@ from scheduler.state import State
 # Below these nobody is refused for the delay: a burst is worth waiting for, and a few requests are hardly any load.
 MIN_DELAY_SECONDS = 30.0
 MIN_TAKEN = 8  # choices, running and waiting
-
-_key = attrgetter("key")
 
 
 def check_queue(group: Sequence[Request], state: State, requests: Requests, *, left_behind: bool, now: float) -> None:
@@ -55,11 +51,10 @@ def check_queue(group: Sequence[Request], state: State, requests: Requests, *, l
         return
     # It waits for its first place only: a batch larger than the slots is still one request.
     priority = group[0].priority if limits.policy == "priority" else 0
-    key = (priority, requests.shares.next_tag(owner, state.running) + 1)
-    before = bisect_left(state.waiting, key, key=_key)
-    places = before + state.num_pending + 1 - (0 if state.short_of_pages else len(state.free_slots))
+    before = state.waiting_before((priority, requests.shares.next_tag(owner, state.running) + 1, 0, 0))
+    places = len(before) + state.num_pending + 1 - (0 if state.short_of_pages else len(state.free_slots))
     # With places free, it is the prompts before it that hold it up: not for less than the first of them has waited.
-    waits = (now - one.queued_at for one in state.waiting[:before] if one.held_by is None and not one.preemptions)
+    waits = (now - one.queued_at for one in before if one.held_by is None and not one.preemptions)
     delay = max(places / rate, next(waits, 0.0))
     bound = limits.max_queue_delay
     if bound is None:

@@ -147,7 +147,7 @@ class _Replay:
         caching = limits.prefix_caching
         self._kv = KVStore(**start["store"], max_model_len=limits.max_model_len, prefix_caching=caching, tier=tier)
         self._state = State(self._kv, SamplingState(limits.max_num_seqs, VOCABULARY, ()), limits)
-        self._requests = Requests(self._state, Journal(1, 1), lambda: 0.0, (), None)
+        self._requests = Requests(self._state, Journal(1, 1), lambda: 0.0, ())
         self._ends = ends
         self._planned: StepPlan | None = None
         self._step: Step | None = None
@@ -160,10 +160,7 @@ class _Replay:
                 choice.known_limit = self._ends.get((id, choice.index), choice.known_limit)
 
     def end(self, id: str, choice: int | None) -> None:
-        if choice is None:
-            self._requests.cancel(id)
-        else:
-            self._requests.stop_choice(id, choice, "stop")
+        self._requests.end(id, choice, "cancelled" if choice is None else "stop")
 
     def plan(self, costs: list[float]) -> dict[str, Any]:
         if self._kv.tier is not None:

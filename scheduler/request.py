@@ -103,7 +103,6 @@ class Sequence:
     queued_at: float = 0.0
     admitted_at: float | None = None
     first_token_at: float | None = None
-    last_token_at: float | None = None
 
     def __post_init__(self, context_limit: int, eos_token_ids: tuple[int, ...]) -> None:
         params, index = self.request.params, self.index
@@ -137,7 +136,6 @@ class Sequence:
         return self.scored < self.prompt_length
 
     def append(self, token: int) -> None:
-        """Add an output token."""
         if self.known == len(self.buffer):
             grown = np.empty(min(self.known_limit, 2 * self.known), np.int32)
             grown[: self.known] = self.buffer

@@ -1,12 +1,11 @@
 """Every request that has not ended, and the ways it can end.
 
-Owned by the engine's task; `cancel` and `stop_choice` may be called by anyone on the event loop. While a step is in
+Owned by the engine's task; `end` may be called by anyone on the event loop. While a step is in
 flight nothing that it reads is given back: ends that come from outside are kept until it is over.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -17,8 +16,6 @@ from scheduler.journal import Journal, RequestLife
 from scheduler.request import FinishReason, Request, Sequence, Status
 from scheduler.state import State
 from scheduler.stream import RequestStream
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -41,7 +38,6 @@ class Requests:
         journal: Journal,
         clock: Callable[[], float],
         eos_token_ids: tuple[int, ...],
-        on_finish: Callable[[RequestLife], None] | None,
     ) -> None:
         self.drain_rate = DrainRate()
         self.shares = FairShares()
@@ -52,7 +48,6 @@ class Requests:
         self._journal = journal
         self._clock = clock
         self._eos_token_ids = eos_token_ids
-        self._on_finish = on_finish
         self._active: dict[str, ActiveRequest] = {}
         self._ending: list[Sequence] = []
         self._submitted = 0
@@ -70,7 +65,6 @@ class Requests:
         return list(self._active)
 
     def open(self, request: Request) -> RequestStream:
-        """Queue a request."""
         now = self._clock()
         state = self._state
         self._submitted += 1
@@ -101,31 +95,20 @@ class Requests:
                 self.finish(sequence, "length")
         return active.stream
 
-    def cancel(self, request_id: str) -> bool:
-        """End all of a request's choices; False when there is no such request (any more)."""
+    def end(self, request_id: str, index: int | None, reason: FinishReason) -> bool:
+        """End one of a request's choices, or all of them; False when there is nothing (any more) to end."""
         active = self._active.get(request_id)
-        if active is None:
-            return False
-        for sequence in reversed(active.choices):
-            self._end(sequence, "cancelled")
-        return True
-
-    def stop_choice(self, request_id: str, index: int, reason: FinishReason) -> bool:
-        """End one choice; False when it has ended already."""
-        active = self._active.get(request_id)
-        if active is None or active.choices[index].status is Status.FINISHED:
-            return False
-        self._end(active.choices[index], reason)
-        return True
-
-    def _end(self, sequence: Sequence, reason: FinishReason) -> None:
-        if sequence.status is Status.FINISHED or sequence.finish_requested is not None:
-            return
-        if self.step_in_flight and sequence.status in (Status.RUNNING, Status.FORKING):
-            sequence.finish_requested = reason
-            self._ending.append(sequence)
-        else:
-            self.finish(sequence, reason)
+        choices = [] if active is None else active.choices if index is None else [active.choices[index]]
+        ending = [sequence for sequence in reversed(choices) if sequence.status is not Status.FINISHED]
+        for sequence in ending:
+            if sequence.finish_requested is not None:
+                continue
+            if self.step_in_flight and sequence.status in (Status.RUNNING, Status.FORKING):
+                sequence.finish_requested = reason
+                self._ending.append(sequence)
+            else:
+                self.finish(sequence, reason)
+        return bool(ending)
 
     def finish_ending(self) -> None:
         """After a step: end what was to end while it ran."""
@@ -189,11 +172,6 @@ class Requests:
             if not self._active:
                 self.shares.forget()
             self._journal.end(life.id)
-            if self._on_finish is not None:
-                try:
-                    self._on_finish(life)
-                except Exception:
-                    logger.exception("on_finish raised")
 
     def abandon(self, request_id: str, error: SchedulerError) -> None:
         """Tell the reader and forget the request, whatever state it is in: the state cannot be trusted any more."""

@@ -21,7 +21,7 @@ from operator import attrgetter
 from kvstore.store import KVStore
 from models.sampling_state import SamplingState
 from scheduler.limits import Limits
-from scheduler.request import Sequence, Status
+from scheduler.request import Sequence, SortKey, Status
 
 _key = attrgetter("key")
 
@@ -68,9 +68,9 @@ class State:
         sequence.status = Status.QUEUED
         insort(self.waiting, sequence, key=_key)
 
-    def waiting_before(self, sequence: Sequence) -> int:
-        """How many that wait are more senior."""
-        return bisect_left(self.waiting, sequence.key, key=_key)
+    def waiting_before(self, key: SortKey) -> list[Sequence]:
+        """Those that wait and are more senior."""
+        return self.waiting[: bisect_left(self.waiting, key, key=_key)]
 
     def admit(self, sequence: Sequence) -> bool:
         """Give a queued sequence a slot and pages for all its tokens. False, and no change, when there are none.
@@ -110,11 +110,6 @@ class State:
     def shares_prefixes(self, sequence: Sequence) -> bool:
         """Whether it may start from cached pages. One that owes prompt logprobs has to compute every prompt row."""
         return self.limits.prefix_caching and not sequence.scoring
-
-    def commit(self, sequence: Sequence) -> None:
-        """Show what it has computed to the prefix tree, while it goes on."""
-        assert sequence.kv is not None
-        self.kv.commit(sequence.kv, sequence.tokens, sequence.computed)
 
     def _reserve_forks(self, sequence: Sequence) -> None:
         """Slots for as many of the request's other choices as there are, so that forking cannot fail half way."""

@@ -50,7 +50,6 @@ class RequestStream:
         self._reader: asyncio.Future[None] | None = None
 
     def put_token(self, index: int, token: int, logprob: TokenLogprob | None, cached_tokens: int) -> None:
-        """Add a generated token to the choice's next update."""
         update = self._open(index)
         update.tokens.append(token)
         update.cached_tokens = cached_tokens
@@ -58,7 +57,6 @@ class RequestStream:
             update.logprobs.append(logprob)
 
     def put_prompt_logprobs(self, index: int, logprobs: list[TokenLogprob]) -> None:
-        """Add the logprobs of the next prompt tokens."""
         self._open(index).prompt_logprobs += logprobs
 
     def finish(

@@ -11,7 +11,6 @@ Owner: as the proposer (see `scheduler.proposers.base`): `take` to `settle` in t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
@@ -32,19 +31,24 @@ class Place:
     rows: int
 
 
-class DraftPages(Protocol):
-    """What a drafter asks of either kind."""
+class DraftPages:
+    """What a drafter asks of either kind. As it is here, nothing is the drafter's own: nothing can be forked, and there
+    is nothing to remember or to give back."""
 
-    store: KVStore
+    def __init__(self, store: KVStore) -> None:
+        self.store = store
 
     def take(self, asks: list[Ask], budget: int) -> list[Place | None]:
         """A place for each ask, at most `budget` rows in all of them; None for those that have to wait."""
+        raise NotImplementedError
 
     def fork(self, place: Place, length: int, end: int) -> KVSequence | None:
         """Pages up to position `end` that begin with the place's first `length`. None where there are none to be had.
         To be closed by `drop`."""
+        return None
 
-    def drop(self, fork: KVSequence) -> None: ...
+    def drop(self, fork: KVSequence) -> None:
+        """Give a fork back."""
 
     def settle(self, ask: Ask, place: Place, drafted: I32) -> None:
         """The rows of the place and of the tokens `drafted` behind them have been computed."""
@@ -56,15 +60,12 @@ class DraftPages(Protocol):
         """See `Proposer.reset`."""
 
 
-class TargetPages:
+class TargetPages(DraftPages):
     """The target's own: an approximation is written where the target has reserved room for its drafts, and the step
     that verifies them writes every one of these rows again, exactly. The rest of the pages is only read.
 
     NOTE: nothing is drafted while copies are pending, so that this never has to touch the target's store.
     """
-
-    def __init__(self, store: KVStore) -> None:
-        self.store = store
 
     def take(self, asks: list[Ask], budget: int) -> list[Place | None]:
         if any(pool.pending() for pool in self.store.pools):
@@ -74,21 +75,6 @@ class TargetPages:
             kv, start = ask.sequence.kv, ask.sequence.computed
             places.append(Place(kv, start, 1) if kv is not None and start + 1 == ask.sequence.known else None)
         return places
-
-    def fork(self, place: Place, length: int, end: int) -> KVSequence | None:
-        return None
-
-    def drop(self, fork: KVSequence) -> None:
-        raise AssertionError("nothing was forked")
-
-    def settle(self, ask: Ask, place: Place, drafted: I32) -> None:
-        """Nothing to remember: the target goes on from what it has computed itself."""
-
-    def forget(self, sequence: Sequence) -> None:
-        """Nothing to give back."""
-
-    def reset(self) -> None:
-        """The target's tree is the engine's to reset."""
 
 
 @dataclass(slots=True)
@@ -100,7 +86,7 @@ class _Held:
     drafted: I32 | None = None
 
 
-class OwnPages:
+class OwnPages(DraftPages):
     """A store of its own, with a prefix tree of its own: a shared prompt is not computed again for drafting either.
 
     Invariant: the sequences in `_held` are those that were drafted for and have not been forgotten, so their number is
@@ -109,7 +95,7 @@ class OwnPages:
     """
 
     def __init__(self, store: KVStore) -> None:
-        self.store = store
+        super().__init__(store)
         self._held: dict[Sequence, _Held] = {}
 
     def take(self, asks: list[Ask], budget: int) -> list[Place | None]:

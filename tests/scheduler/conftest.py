@@ -382,7 +382,7 @@ class Bench:
         if proposer is not None:
             self.state.on_leave = proposer.forget
         self.journal = Journal(64, 64)
-        self.requests = Requests(self.state, self.journal, self.clock, (EOS,), None)
+        self.requests = Requests(self.state, self.journal, self.clock, (EOS,))
         self.streams: dict[str, RequestStream] = {}
         self.plans: list[StepPlan] = []
         self._answers: dict[str, dict[int, Answer]] = {}

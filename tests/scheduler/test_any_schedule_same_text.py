@@ -171,7 +171,7 @@ def test_cancelling_at_any_moment_disturbs_nobody(tools: Any, seed: int, drafted
         for name in sorted(leaving - cancelled):
             if name in bench.requests and rng.random() < 0.08:
                 cancelled.add(name)
-                bench.requests.cancel(name)
+                bench.requests.end(name, None, "cancelled")
 
     bench.runner.before = leave  # while the step is in flight
     arriving = list(requests)

@@ -60,7 +60,7 @@ def test_the_arrays_are_the_steps_own(tools: Any) -> None:
     bench.submit(tools.request("r", [5, 6, 7]))
     batch = build_next(bench).batch
     before = [batch.token_ids.copy(), batch.page_tables[0].copy()]
-    bench.requests.cancel("r")
+    bench.requests.end("r", None, "cancelled")
     bench.submit(tools.request("other", [50, 51, 52, 53, 54]))
     build_next(bench)
     assert (batch.token_ids == before[0]).all()

@@ -159,7 +159,7 @@ def test_what_a_step_gave_a_request_cancelled_meanwhile_is_dropped(tools: Any) -
     bench = tools.Bench()
     bench.submit(tools.request("r", [1, 2, 3], max_tokens=2, n=2))
     bench.step()
-    bench.runner.before = lambda batch: bench.requests.cancel("r")
+    bench.runner.before = lambda batch: bench.requests.end("r", None, "cancelled")
     bench.step()
     answers = bench.answers("r")
     assert [(a.finish_reason, len(a.tokens)) for a in answers.values()] == [("cancelled", 1)] * 2
@@ -660,7 +660,7 @@ def test_a_fault_in_a_listener_disturbs_nothing(tools: Any, caplog: Any) -> None
         def fault(*args: Any) -> None:
             raise RuntimeError("a listener's fault")
 
-        bench.engine._on_step = bench.engine._requests._on_finish = fault
+        bench.engine._on_step = fault
         request = tools.request("r", [1, 2])
         assert (await finish(tools, bench, request))[0].text == tools.expected(request).text
 

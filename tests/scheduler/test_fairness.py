@@ -61,7 +61,7 @@ def test_what_is_cancelled_while_it_waits_costs_its_owner_nothing(tools: Any) ->
     bench.submit(*[tools.request(f"gone{i}", [2] * 50, owner="hasty") for i in range(10)])
     bench.submit(*[tools.request(f"other{i}", [3] * 30, owner="other") for i in range(4)])
     for i in range(10):
-        bench.requests.cancel(f"gone{i}")
+        bench.requests.end(f"gone{i}", None, "cancelled")
     bench.submit(tools.request("one", [4] * 30, owner="hasty"), tools.request("two", [5] * 30, owner="hasty"))
     bench.run()
     assert admitted(bench) == ["running", "one", "other0", "two", "other1", "other2", "other3"]
@@ -70,7 +70,7 @@ def test_what_is_cancelled_while_it_waits_costs_its_owner_nothing(tools: Any) ->
 def test_without_owners_requests_come_in_the_order_of_their_arrival(tools: Any) -> None:
     bench = tools.Bench(max_num_seqs=2)
     bench.submit(*[tools.request(f"a{i}", [i] * (1 + 7 * i % 40)) for i in range(20)])
-    bench.requests.cancel("a7")
+    bench.requests.end("a7", None, "cancelled")
     bench.step()
     bench.submit(*[tools.request(f"b{i}", [i]) for i in range(20)])
     bench.run()

@@ -84,7 +84,7 @@ class Desk:
         self.kv = KVStore(num_pages=PAGES, page_size=PAGE, max_sequences=16, max_model_len=CONTEXT)
         self.sampling = SamplingState(8, runner.config.vocab_size, (EOS,))
         self.state = State(self.kv, self.sampling, self.limits)
-        self.requests = Requests(self.state, Journal(8, 8), time.monotonic, (EOS,), None)
+        self.requests = Requests(self.state, Journal(8, 8), time.monotonic, (EOS,))
 
     def open(self, request: Request) -> Sequence:
         """A sequence of this request with its first token."""

@@ -70,7 +70,7 @@ def test_when_the_one_computing_the_prefix_is_cancelled_the_next_takes_over(tool
     requests = [tools.request(f"r{i}", [*PREFIX, i]) for i in range(4)]
     bench.submit(*requests)
     bench.step()
-    bench.requests.cancel("r0")
+    bench.requests.end("r0", None, "cancelled")
     bench.step()
     assert admitted(bench) == ["r0", "r1"]
     bench.run()
@@ -180,7 +180,7 @@ def test_stopping_choice_0_before_its_prompt_is_computed_leaves_the_others(tools
     request = tools.request("r", PREFIX, n=3, temperature=1.0)
     bench.submit(request)
     bench.step()
-    bench.requests.stop_choice("r", 0, "stop")
+    bench.requests.end("r", 0, "stop")
     bench.run()
     answers = bench.answers("r")
     assert (answers[0].tokens, answers[0].finish_reason) == ([], "stop")
