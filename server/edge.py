@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import math
 
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -26,7 +27,7 @@ from server.tracing import Tracer
 logger = logging.getLogger(__name__)
 
 MAX_ID_CHARS = 128
-DEADLINE_HEADER = b"x-request-deadline"
+DEADLINE_HEADER = "x-request-deadline"
 
 
 class Edge:
@@ -42,8 +43,8 @@ class Edge:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        state = scope.setdefault("state", {})
-        state["request_id"] = _client_id(scope) or new_id("req")
+        state, headers = scope.setdefault("state", {}), Headers(scope=scope)
+        state["request_id"] = _client_id(headers) or new_id("req")
         exchange = Exchange(scope)
         current.set(exchange)
 
@@ -52,15 +53,15 @@ class Edge:
                 exchange.status = message["status"]
                 # Read now: a body's request_id may have taken its place.
                 request_id = state["request_id"].encode()
-                headers = [*message.get("headers", []), (b"x-request-id", request_id)]
+                added = [(b"x-request-id", request_id)]
                 if scope["path"].startswith(ANTHROPIC_PATH):
-                    headers.append((b"request-id", request_id))  # where Anthropic's clients look for it
-                message = {**message, "headers": headers}
+                    added.append((b"request-id", request_id))  # where Anthropic's clients look for it
+                message = {**message, "headers": [*message.get("headers", []), *added]}
                 self._metrics.responses.labels(str(message["status"])).inc()
             await send(message)
 
         try:
-            exchange.deadline = exchange.began + min(self._timeout_seconds, _asked_seconds(scope))
+            exchange.deadline = exchange.began + min(self._timeout_seconds, _asked_seconds(headers))
             await self._app(scope, receive, send_with_id)
         except InvalidRequest as error:  # from here: those of the application are answered inside
             await ErrorResponse(error)(scope, receive, send_with_id)
@@ -82,22 +83,19 @@ class Edge:
             self._tracer.record(exchange)
 
 
-def _client_id(scope: Scope) -> str | None:
-    for name, value in scope["headers"]:
-        if name == b"x-request-id" and 0 < len(value) <= MAX_ID_CHARS:
-            text: str = value.decode("latin-1")
-            return text if printable(text) else None
-    return None
+def _client_id(headers: Headers) -> str | None:
+    given = headers.get("x-request-id", "")
+    return given if 0 < len(given) <= MAX_ID_CHARS and printable(given) else None
 
 
-def _asked_seconds(scope: Scope) -> float:
+def _asked_seconds(headers: Headers) -> float:
     """How long the client would wait; infinity where it does not say. Raises InvalidRequest."""
-    given = [value for name, value in scope["headers"] if name == DEADLINE_HEADER]
+    given = headers.getlist(DEADLINE_HEADER)
     try:
         asked = [float(value) for value in given]
     except ValueError:
         asked = [math.nan]
     if len(asked) > 1 or not all(seconds > 0 for seconds in asked):
-        name, value = DEADLINE_HEADER.decode(), shown(b", ".join(given).decode("latin-1"))
-        raise InvalidRequest(f"'{name}' must be a number of seconds above 0, not {value}.", param=name)
+        message = f"'{DEADLINE_HEADER}' must be a number of seconds above 0, not {shown(', '.join(given))}."
+        raise InvalidRequest(message, param=DEADLINE_HEADER)
     return min(asked, default=math.inf)

@@ -5,9 +5,7 @@ Pure functions. Times in milliseconds, means over the steps of a kind.
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
@@ -16,26 +14,13 @@ if TYPE_CHECKING:
     from models.timed_runner import Call
 
 
-@dataclass(frozen=True, slots=True)
-class StepTimes:
-    """Seconds of one step, in their order."""
-
-    has_prompt: bool
-    rows: int
-    sampled: int
-    plan: float  # planning and building the batch
-    there: float  # until the model's thread begins
-    model: float
-    back: float  # until the event loop has the result
-    apply: float
-
-    @property
-    def together(self) -> float:
-        return self.plan + self.there + self.model + self.back + self.apply
+Step = Mapping[str, Any]  # as the journal has it
 
 
-def matched(steps: Sequence[Mapping[str, Any]], calls: Sequence[Call]) -> list[StepTimes]:
-    """Each step of the journal with its call, in order. Steps that failed have none."""
+def matched(
+    steps: Sequence[Step], calls: Sequence[Call], sampling_seconds_per_row: float | None = None
+) -> list[tuple[Step, dict[str, float]]]:
+    """Each step that has a call, in order, with the seconds of its parts, in theirs. Steps that failed have none."""
     found, at = [], 0
     for step in steps:
         handed_over = step["time"] + step["plan_seconds"]
@@ -44,56 +29,39 @@ def matched(steps: Sequence[Mapping[str, Any]], calls: Sequence[Call]) -> list[S
             at += 1
         if at == len(calls) or calls[at].ended > returned:
             continue
-        call = calls[at]
-        found.append(
-            StepTimes(
-                has_prompt=step["prefill_tokens"] > 0,
-                rows=step["rows"],
-                sampled=step["sampled_tokens"],
-                plan=step["plan_seconds"],
-                there=call.began - handed_over,
-                model=call.ended - call.began,
-                back=returned - call.ended,
-                apply=step["apply_seconds"],
-            )
-        )
+        began, ended = calls[at].began, calls[at].ended
+        parts = {
+            "plan and batch": step["plan_seconds"],
+            "to the model's thread": began - handed_over,
+            "model": ended - began,
+        }
+        if sampling_seconds_per_row is not None:
+            parts["  of it sampling, about"] = step["sampled_tokens"] * sampling_seconds_per_row
+        parts |= {"back to the event loop": returned - ended, "apply": step["apply_seconds"]}
+        found.append((step, parts))
     return found
 
 
-def step_table(
-    steps: Sequence[Mapping[str, Any]], calls: Sequence[Call], sampling_seconds_per_row: float | None
-) -> Table:
+def step_table(steps: Sequence[Step], calls: Sequence[Call], sampling_seconds_per_row: float | None) -> Table:
     """Where the time of a step goes; steps that only decode apart from those that compute prompts too."""
-    times = matched(steps, calls)
-    groups = {
-        "decode only": [one for one in times if not one.has_prompt],
-        "with prompts": [one for one in times if one.has_prompt],
+    times = matched(steps, calls, sampling_seconds_per_row)
+    kinds = {
+        "decode only": [one for one in times if not one[0]["prefill_tokens"]],
+        "with prompts": [one for one in times if one[0]["prefill_tokens"]],
         "all": times,
     }
-    table = _table("A step, mean ms", *(heading for name in groups for heading in (name, "share")))
-
-    def row(name: str, cells: Callable[[list[StepTimes]], tuple[str, str]]) -> None:
-        table.add_row(name, *(text for group in groups.values() for text in cells(group)))
-
-    def part(name: str, seconds: Callable[[StepTimes], float], *, share: bool = True) -> None:
-        def cells(group: list[StepTimes]) -> tuple[str, str]:
-            if not group:
-                return "-", ""
-            spent, whole = sum(map(seconds, group)), sum(one.together for one in group)
-            return _ms(spent / len(group)), f"{spent / whole:.1%}" if share else ""
-
-        row(name, cells)
-
-    row("steps", lambda group: (str(len(group)), ""))
-    row("rows", lambda group: (f"{statistics.fmean(one.rows for one in group):.1f}" if group else "-", ""))
-    part("plan and batch", lambda one: one.plan)
-    part("to the model's thread", lambda one: one.there)
-    part("model", lambda one: one.model)
-    if (each := sampling_seconds_per_row) is not None:
-        part("  of it sampling, about", lambda one: one.sampled * each)
-    part("back to the event loop", lambda one: one.back)
-    part("apply", lambda one: one.apply)
-    part("together", lambda one: one.together, share=False)
+    columns = {}
+    for name, group in kinds.items():
+        count, whole = len(group), sum(map(_seconds, (step for step, _ in group)))
+        cells = columns[name] = {"steps": (str(count), "")}
+        cells["rows"] = (f"{sum(step['rows'] for step, _ in group) / count:.1f}" if count else "-", "")
+        for part in times[0][1] if times else ():
+            spent = sum(parts[part] for _, parts in group)
+            cells[part] = (_ms(spent / count), f"{spent / whole:.1%}") if count else ("-", "")
+        cells["together"] = (_ms(whole / count) if count else "-", "")
+    table = _table("A step, mean ms", *(heading for name in columns for heading in (name, "share")))
+    for line in columns["all"]:
+        table.add_row(line, *(text for cells in columns.values() for text in cells[line]))
     return table
 
 
@@ -130,6 +98,11 @@ def _table(title: str, *headings: str) -> Table:
     for number, heading in enumerate(headings):
         table.add_column(heading, justify="right", style="dim" if number % 2 else None)
     return table
+
+
+def _seconds(step: Step) -> float:
+    seconds: float = step["plan_seconds"] + step["run_seconds"] + step["apply_seconds"]
+    return seconds
 
 
 def _ms(seconds: float) -> str:
