@@ -6,10 +6,10 @@ Values stay strings here: `Settings` parses and validates them, whichever source
 from __future__ import annotations
 
 import argparse
-from typing import NoReturn, get_origin
+from typing import Any, NoReturn, cast, get_args, get_origin
 
 from config.errors import ConfigError
-from config.settings import Settings, flag_of, settings_flag, suggest
+from config.settings import Settings, flag_of, suggest
 from config.sizes import format_size
 
 
@@ -32,25 +32,24 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
     """Give `parser` a flag for every setting, in the groups and the order in which they are defined."""
     groups: dict[str, argparse._ArgumentGroup] = {}
     for name, field in Settings.model_fields.items():
-        flag = settings_flag(name)
-        group = groups.get(flag.group) or groups.setdefault(flag.group, parser.add_argument_group(flag.group))
-        text = (field.description or "").replace("%", "%%")
-        if flag.positional:
-            group.add_argument(name, nargs="?", metavar=flag.metavar, default=argparse.SUPPRESS, help=text)
-            continue
+        shown = cast("dict[str, str]", field.json_schema_extra)
+        group = groups.get(shown["group"]) or groups.setdefault(
+            shown["group"], parser.add_argument_group(shown["group"])
+        )
+        metavar, text = shown["metavar"], (field.description or "").replace("%", "%%")
         if field.default not in (None, ()):
-            text = f"{text} [{_written(field.default, flag.metavar)}]"
-        if field.annotation is bool:
-            action = argparse.BooleanOptionalAction
-            group.add_argument(flag_of(name), action=action, default=argparse.SUPPRESS, help=text)
+            text = f"{text} [{_written(field.default, metavar)}]"
+        options: dict[str, Any] = {"metavar": metavar}
+        if name == "model":
+            options["nargs"] = "?"
+        elif field.annotation is bool:
+            options = {"action": argparse.BooleanOptionalAction}
         elif get_origin(field.annotation) is tuple:
-            metavar = flag.metavar
-            group.add_argument(
-                flag_of(name), nargs="+", action="extend", metavar=metavar, default=argparse.SUPPRESS, help=text
-            )
-        else:
-            metavar = flag.metavar or "{" + ",".join(_choices(field.annotation)) + "}"
-            group.add_argument(flag_of(name), metavar=metavar, default=argparse.SUPPRESS, help=text)
+            options |= {"nargs": "+", "action": "extend"}
+        elif metavar is None:
+            options["metavar"] = "{" + ",".join(get_args(field.annotation)) + "}"
+        flag = name if name == "model" else flag_of(name)
+        group.add_argument(flag, default=argparse.SUPPRESS, help=text, **options)
 
 
 def refuse_unknown(arguments: list[str]) -> None:
@@ -64,10 +63,6 @@ def refuse_unknown(arguments: list[str]) -> None:
     meant = suggest(name.removeprefix("--no-"))
     hint = f"did you mean {flag_of(meant)}?" if meant else "`octavo serve --help` lists the flags"
     raise ConfigError(f"unknown flag {name}: {hint}")
-
-
-def _choices(annotation: object) -> tuple[str, ...]:
-    return tuple(str(choice) for choice in getattr(annotation, "__args__", ()))
 
 
 def _written(default: object, metavar: str | None) -> str:

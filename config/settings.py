@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -48,17 +47,9 @@ SizeBytes = Annotated[int, BeforeValidator(parse_size)]
 Amount = Annotated[MemoryAmount, BeforeValidator(lambda value: parse_amount(value))]
 
 
-@dataclass(frozen=True, slots=True)
-class Flag:
-    """How a setting looks on the command line; the rest is in its pydantic field."""
-
-    group: str
-    metavar: str | None = None
-    positional: bool = False
-
-
-def _setting(flag: Flag, text: str, default: object, **constraints: Any) -> Any:
-    extra: dict[str, Any] = {"flag": flag}
+def _setting(group: str, metavar: str | None, text: str, default: object, **constraints: Any) -> Any:
+    """A field, and how `config.flags` shows it on the command line."""
+    extra: dict[str, Any] = {"group": group, "metavar": metavar}
     return Field(default, description=text, json_schema_extra=extra, **constraints)
 
 
@@ -72,176 +63,170 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=False)
 
     model: str | None = _setting(
-        Flag(_MODEL, "MODEL", positional=True),
+        _MODEL,
+        "MODEL",
         "a Hugging Face directory, a hub id or a .gguf file; the embedded SmolLM2-135M-Instruct when not given",
         None,
     )
     served_model_name: Strings = _setting(
-        Flag(_MODEL, "NAME"),
-        "names clients may use for the model, the first one in answers; its own name when not given",
-        (),
+        _MODEL, "NAME", "names clients may use for the model, the first one in answers; its own name when not given", ()
     )
     max_model_len: int | None = _setting(
-        Flag(_MODEL, "TOKENS"),
-        "longest context, prompt and answer together; the model's own when not given",
-        None,
-        gt=0,
+        _MODEL, "TOKENS", "longest context, prompt and answer together; the model's own when not given", None, gt=0
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = _setting(
-        Flag(_MODEL), "arithmetic of activations and of weights that are not quantised", "auto"
+        _MODEL, None, "arithmetic of activations and of weights that are not quantised", "auto"
     )
     quantization: Literal["auto", "none", "int8", "int4"] = _setting(
-        Flag(_MODEL), "format of the linear weights; auto keeps the file's own", "auto"
+        _MODEL, None, "format of the linear weights; auto keeps the file's own", "auto"
     )
-    device: Literal["auto", "cpu", "cuda"] = _setting(Flag(_MODEL), "where the model runs", "auto")
+    device: Literal["auto", "cpu", "cuda"] = _setting(_MODEL, None, "where the model runs", "auto")
     threads: int | None = _setting(
-        Flag(_MODEL, "N"), "CPU threads that compute; the usable physical cores when not given", None, gt=0
+        _MODEL, "N", "CPU threads that compute; the usable physical cores when not given", None, gt=0
     )
     attention_backend: Literal["auto", "torch", "cpu"] = _setting(
-        Flag(_MODEL), "attention kernels: torch is the reference, cpu is C++", "auto"
+        _MODEL, None, "attention kernels: torch is the reference, cpu is C++", "auto"
     )
     deterministic: bool = _setting(
-        Flag(_MODEL), "on CUDA, only kernels whose result does not depend on the batch (on the CPU all are such)", False
+        _MODEL, None, "on CUDA, only kernels whose result does not depend on the batch (on the CPU all are such)", False
     )
     chat_template: str | None = _setting(
-        Flag(_MODEL, "FILE"), "a Jinja file to use in place of the model's own chat template", None
+        _MODEL, "FILE", "a Jinja file to use in place of the model's own chat template", None
     )
 
     kv_memory: Amount | None = _setting(
-        Flag(_KV, "SIZE"), "memory for keys and values: 2GiB, 512MiB, or 70% of what is free after the weights", None
+        _KV, "SIZE", "memory for keys and values: 2GiB, 512MiB, or 70% of what is free after the weights", None
     )
     kv_cache_dtype: Literal["auto", "float32", "bfloat16", "float16"] = _setting(
-        Flag(_KV), "type in which keys and values are kept; auto is the model's dtype", "auto"
+        _KV, None, "type in which keys and values are kept; auto is the model's dtype", "auto"
     )
-    block_size: int = _setting(Flag(_KV, "TOKENS"), "tokens in a page of the KV cache", 16, ge=1, le=256)
-    enable_prefix_caching: bool = _setting(Flag(_KV), "reuse keys and values of prompts that begin alike", True)
+    block_size: int = _setting(_KV, "TOKENS", "tokens in a page of the KV cache", 16, ge=1, le=256)
+    enable_prefix_caching: bool = _setting(_KV, None, "reuse keys and values of prompts that begin alike", True)
     kv_offload: SizeBytes = _setting(
-        Flag(_KV, "SIZE"),
+        _KV,
+        "SIZE",
         "second tier for evicted pages: pinned memory on CUDA, a file in the cache folder on the CPU; 0 for none",
         0,
         ge=0,
     )
     kv_cache_dir: Path | None = _setting(
-        Flag(_KV, "FOLDER"), "where the prefix cache is kept when the daemon ends, and found when it starts", None
+        _KV, "FOLDER", "where the prefix cache is kept when the daemon ends, and found when it starts", None
     )
     cache_isolation: Literal["salt", "key"] = _setting(
-        Flag(_KV), "who shares prefixes: all with the same cache_salt, or only those with the same API key too", "salt"
+        _KV, None, "who shares prefixes: all with the same cache_salt, or only those with the same API key too", "salt"
     )
 
     max_num_seqs: int | None = _setting(
-        Flag(_SCHEDULING, "N"), "sequences running at once; 128 on the CPU and 256 on CUDA when not given", None, gt=0
+        _SCHEDULING, "N", "sequences running at once; 128 on the CPU and 256 on CUDA when not given", None, gt=0
     )
     max_num_batched_tokens: int | None = _setting(
-        Flag(_SCHEDULING, "TOKENS"), "tokens in one step; 512 on the CPU and 8192 on CUDA when not given", None, gt=0
+        _SCHEDULING, "TOKENS", "tokens in one step; 512 on the CPU and 8192 on CUDA when not given", None, gt=0
     )
     max_queued_requests: int = _setting(
-        Flag(_SCHEDULING, "N"), "sequences that may wait for a place; further ones are answered 429", 1024, ge=0
+        _SCHEDULING, "N", "sequences that may wait for a place; further ones are answered 429", 1024, ge=0
     )
-    max_queued_tokens: int = _setting(
-        Flag(_SCHEDULING, "TOKENS"), "prompt tokens that may wait for a place", 1 << 20, gt=0
-    )
+    max_queued_tokens: int = _setting(_SCHEDULING, "TOKENS", "prompt tokens that may wait for a place", 1 << 20, gt=0)
     max_queue_delay: float | None = _setting(
-        Flag(_SCHEDULING, "SECONDS"),
+        _SCHEDULING,
+        "SECONDS",
         "longest expected wait for a place before a request is answered 429, inf for any; as long as a first token "
         "takes from there on when not given",
         None,
         ge=0,
     )
     scheduling_policy: Literal["fcfs", "priority", "prefix"] = _setting(
-        Flag(_SCHEDULING),
+        _SCHEDULING,
+        None,
         "order of waiting requests: by arrival, by their `priority` field, or by how much of them is cached",
         "fcfs",
     )
     speculative_config: SpeculativeConfig | None = _setting(
-        Flag(_SCHEDULING, "JSON"),
+        _SCHEDULING,
+        "JSON",
         'draft tokens ahead and verify them, or {"method": "none"}; when not given, {"method": "ngram"} where that '
         "changes no bit",
         None,
     )
     speculative_acceptance: Literal["keyed", "rejection"] = _setting(
-        Flag(_SCHEDULING),
+        _SCHEDULING,
+        None,
         "which drafts count: those that the undrafted run would have sampled, or by rejection sampling",
         "keyed",
     )
 
-    host: str = _setting(Flag(_HTTP, "HOST"), "address to listen on; 0.0.0.0 for all", "127.0.0.1")
-    port: int = _setting(Flag(_HTTP, "PORT"), "port to listen on; 0 takes a free one", 8000, ge=0, le=65535)
-    api_key: Strings = _setting(
-        Flag(_HTTP, "KEY"), "keys that clients must present; none when not given", (), repr=False
-    )
+    host: str = _setting(_HTTP, "HOST", "address to listen on; 0.0.0.0 for all", "127.0.0.1")
+    port: int = _setting(_HTTP, "PORT", "port to listen on; 0 takes a free one", 8000, ge=0, le=65535)
+    api_key: Strings = _setting(_HTTP, "KEY", "keys that clients must present; none when not given", (), repr=False)
     admin_api_key: Strings = _setting(
-        Flag(_HTTP, "KEY"),
+        _HTTP,
+        "KEY",
         "keys for /v1/cache/reset, save and load, and, when there are any, for /debug; they open all else too",
         (),
         repr=False,
     )
     api_key_file: Path | None = _setting(
-        Flag(_HTTP, "FILE"), "named keys with their limits, from `octavo keys new`; read again on SIGHUP", None
+        _HTTP, "FILE", "named keys with their limits, from `octavo keys new`; read again on SIGHUP", None
     )
-    ssl_certfile: Path | None = _setting(Flag(_HTTP, "FILE"), "serve HTTPS with this PEM certificate chain", None)
-    ssl_keyfile: Path | None = _setting(Flag(_HTTP, "FILE"), "its private key, when not in the same file", None)
+    ssl_certfile: Path | None = _setting(_HTTP, "FILE", "serve HTTPS with this PEM certificate chain", None)
+    ssl_keyfile: Path | None = _setting(_HTTP, "FILE", "its private key, when not in the same file", None)
     allowed_origins: Strings = _setting(
-        Flag(_HTTP, "ORIGIN"),
-        "web origins whose pages may call, such as https://app.example, or *; none when not given",
-        (),
+        _HTTP, "ORIGIN", "web origins whose pages may call, such as https://app.example, or *; none when not given", ()
     )
-    open_metrics: bool = _setting(Flag(_HTTP), "let /metrics be read without an API key", False)
+    open_metrics: bool = _setting(_HTTP, None, "let /metrics be read without an API key", False)
     metrics_compat: Literal["none", "vllm"] = _setting(
-        Flag(_HTTP), "give /metrics vLLM's names too, for dashboards and gateways made for it", "none"
+        _HTTP, None, "give /metrics vLLM's names too, for dashboards and gateways made for it", "none"
     )
-    max_logprobs: int = _setting(
-        Flag(_HTTP, "N"), "most alternatives a request may ask for beside each token", 20, ge=0
-    )
+    max_logprobs: int = _setting(_HTTP, "N", "most alternatives a request may ask for beside each token", 20, ge=0)
     tool_call_parser: Literal["auto", "hermes", "llama3_json", "mistral", "pythonic"] = _setting(
-        Flag(_HTTP), "how the model writes calls of functions; auto is what its chat template speaks of", "auto"
+        _HTTP, None, "how the model writes calls of functions; auto is what its chat template speaks of", "auto"
     )
     reasoning_parser: Literal["auto", "none", "think", "qwen3", "deepseek_r1"] = _setting(
-        Flag(_HTTP),
+        _HTTP,
+        None,
         "tell <think> from the answer, as all but none do; auto does for a chat template that speaks of it",
         "auto",
     )
     grammar_timeout: int = _setting(
-        Flag(_HTTP, "SECONDS"), "processor time that compiling one JSON schema or grammar may take", 3, ge=1, le=60
+        _HTTP, "SECONDS", "processor time that compiling one JSON schema or grammar may take", 3, ge=1, le=60
     )
     max_grammar_size: SizeBytes = _setting(
-        Flag(_HTTP, "SIZE"), "largest JSON schema or grammar of a request, its functions together", 256 << 10, gt=0
+        _HTTP, "SIZE", "largest JSON schema or grammar of a request, its functions together", 256 << 10, gt=0
     )
     strict_fields: bool = _setting(
-        Flag(_HTTP), "refuse every unknown request field, not only those that look like a typo", False
+        _HTTP, None, "refuse every unknown request field, not only those that look like a typo", False
     )
-    max_body_size: SizeBytes = _setting(Flag(_HTTP, "SIZE"), "largest request body", 16 << 20, gt=0)
+    max_body_size: SizeBytes = _setting(_HTTP, "SIZE", "largest request body", 16 << 20, gt=0)
     request_timeout: float | None = _setting(
-        Flag(_HTTP, "SECONDS"), "longest a request may take, queue included; no limit when not given", None, gt=0
+        _HTTP, "SECONDS", "longest a request may take, queue included; no limit when not given", None, gt=0
     )
     shutdown_timeout: float = _setting(
-        Flag(_HTTP, "SECONDS"), "how long running requests may go on after SIGTERM or SIGINT", 30.0, ge=0
+        _HTTP, "SECONDS", "how long running requests may go on after SIGTERM or SIGINT", 30.0, ge=0
     )
 
     step_timeout: float = _setting(
-        Flag(_PROCESS, "SECONDS"),
+        _PROCESS,
+        "SECONDS",
         "without a finished step for half of this while there is work /ready says no; for all of it the process logs "
         "every thread's stack and exits with 1; 0 for never",
         120.0,
         ge=0,
     )
     cache_dir: Path | None = _setting(
-        Flag(_PROCESS, "FOLDER"),
-        "where compiled kernels and converted files are kept; the user's cache when not given",
-        None,
+        _PROCESS, "FOLDER", "where compiled kernels and converted files are kept; the user's cache when not given", None
     )
     journal_file: Path | None = _setting(
-        Flag(_PROCESS, "FILE"), "record every scheduling decision, prompts included, for `octavo replay`", None
+        _PROCESS, "FILE", "record every scheduling decision, prompts included, for `octavo replay`", None
     )
-    config: Path | None = _setting(Flag(_PROCESS, "FILE"), "a YAML file with any of these settings", None)
+    config: Path | None = _setting(_PROCESS, "FILE", "a YAML file with any of these settings", None)
     log_level: Literal["debug", "info", "warning", "error"] = _setting(
-        Flag(_PROCESS), "least severe messages shown", "info"
+        _PROCESS, None, "least severe messages shown", "info"
     )
     log_format: Literal["text", "json"] = _setting(
-        Flag(_PROCESS), "how messages are written to stderr: for people, or an object a line", "text"
+        _PROCESS, None, "how messages are written to stderr: for people, or an object a line", "text"
     )
-    log_prompts: bool = _setting(Flag(_PROCESS), "log what clients ask, which is left out otherwise", False)
+    log_prompts: bool = _setting(_PROCESS, None, "log what clients ask, which is left out otherwise", False)
     otlp_endpoint: str | None = _setting(
-        Flag(_PROCESS, "URL"), "OpenTelemetry collector that gets a trace of each request: http://localhost:4318", None
+        _PROCESS, "URL", "OpenTelemetry collector that gets a trace of each request: http://localhost:4318", None
     )
 
     @field_validator("api_key", "admin_api_key", "served_model_name")
@@ -280,18 +265,7 @@ class Settings(BaseModel):
 
 def flag_of(name: str) -> str:
     """`max_model_len` -> `--max-model-len`."""
-    if name in Settings.model_fields and settings_flag(name).positional:
-        return settings_flag(name).metavar or name.upper()
-    return "--" + name.replace("_", "-")
-
-
-def settings_flag(name: str) -> Flag:
-    """The command-line side of a setting."""
-    extra = Settings.model_fields[name].json_schema_extra
-    assert isinstance(extra, dict)
-    flag = extra["flag"]
-    assert isinstance(flag, Flag)
-    return flag
+    return "MODEL" if name == "model" else "--" + name.replace("_", "-")
 
 
 def suggest(name: str) -> str | None:

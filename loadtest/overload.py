@@ -162,7 +162,7 @@ def _report(peak: Phase, full: Phase, overload: Phase, probe: list[tuple[float, 
     rows: list[Row] = [("", *(column.replace("_", " ") for column in Phase.__dataclass_fields__))]
     for name, phase in (("peak", peak), ("full load", full), ("overload", overload)):
         rows.append((name, *("-" if value is None else f"{value:.4g}" for value in asdict(phase).values())))
-    console.print(terminal(rows))
+    console.print(terminal(rows, "phases"))
     for name, (value, kept) in promises.items():
         console.print(f"{'kept  ' if kept else 'BROKEN'} {name}: {value:.3g}")
     print(json.dumps({"peak": asdict(peak), "full": asdict(full), "overload": asdict(overload), "promises": promises}))
