@@ -17,7 +17,7 @@ from typing import NamedTuple
 from scheduler.stream import TokenLogprob, Update
 from server.detokenize import Decoding, Detokenizer
 from server.message import MessageParser
-from server.stops import StopMatcher
+from server.stops import Found, StopMatcher
 from server.tools.parts import Part, joined
 
 
@@ -67,7 +67,6 @@ class Echo:
         return not self.scored or len(self.logprobs) == len(self.tokens) - 1
 
     def delta(self, decoding: Decoding, skip_special: bool) -> Delta:
-        """The prompt as if it had been generated."""
         records = self.records(decoding, skip_special) if self.scored else []
         return Delta(self.text or "", records, [], None)
 
@@ -117,36 +116,37 @@ class Choice:
 
     def take(self, update: Update) -> Delta:
         """Add an update. After a delta with a finish reason there is nothing more to take."""
-        pieces: list[str] = []
+        said: list[str] = []
         parts: list[Part] = []
-        taken = parsed = 0
+        parser = self._parser
         stop: str | int | None = None
         for position, token in enumerate(update.tokens):
-            taken += 1
             self.completion_tokens += 1
             if update.logprobs:
                 self.logprob_sum += update.logprobs[position].logprob
                 if self._options.logprobs:
                     self._pending.append(TokenRecord(token, update.logprobs[position], self._length))
-            stop = self._add(self._detokenizer.feed(token), pieces)
-            if self._parser is not None:
+            text, stop = self._add(self._detokenizer.feed(token))
+            said.append(text)
+            if parser is not None:
                 # A token belongs to a thought that was open before it or is after it.
-                thinking = self._parser.thinking
-                parts += self._parser.feed("".join(pieces[parsed:]))
-                self.reasoning_tokens += thinking or self._parser.thinking
-                parsed = len(pieces)
+                thinking = parser.thinking
+                parts += parser.feed(text)
+                self.reasoning_tokens += thinking or parser.thinking
             if stop is not None:
                 self.finish_reason = "stop"
                 break
+        tokens = update.tokens[: len(said)]
         if self.finish_reason is None and update.finish_reason is not None:
-            stop = self._finish(update, pieces)
-        records, tokens = self._due(), update.tokens[:taken]
-        if self._parser is None:
-            return Delta("".join(pieces), records, tokens, self.finish_reason, stop)
-        parts += self._parser.feed("".join(pieces[parsed:]))
+            text, stop = self._finish(update)
+            said.append(text)
+            parts += [] if parser is None else parser.feed(text)
+        records = self._due()
+        if parser is None:
+            return Delta("".join(said), records, tokens, self.finish_reason, stop)
         if self.finish_reason is not None:
-            parts += self._parser.finish()
-            self.finish_reason = self._parser.reason(self.finish_reason)
+            parts += parser.finish()
+            self.finish_reason = parser.reason(self.finish_reason)
         text = "".join([part.text for part in parts if part.kind == "text"])
         return Delta(text, records, tokens, self.finish_reason, stop, joined(parts))
 
@@ -155,36 +155,33 @@ class Choice:
         """Per token; what best_of goes by."""
         return self.logprob_sum / max(1, self.completion_tokens)
 
-    def _add(self, piece: str, pieces: list[str]) -> str | None:
-        """Add text; returns the stop string it completed."""
+    def _add(self, piece: str) -> Found:
+        """Add text; what of it is let out, and the stop string it completed."""
         self._length += len(piece)
+        found = Found(piece)
         # The first min_tokens tokens are not searched, and cannot be the beginning of a match either.
-        if self._matcher is None or self.completion_tokens <= self._options.min_tokens:
-            self._release(piece, pieces)
-            return None
-        found = self._matcher.feed(piece)
-        self._release(found.text, pieces)
-        if found.stop is not None and self._options.include_stop:
-            self._release(found.stop, pieces)
-        return found.stop
+        if self._matcher is not None and self.completion_tokens > self._options.min_tokens:
+            found = self._matcher.feed(piece)
+            if found.stop is not None and self._options.include_stop:
+                found = Found(found.text + found.stop, found.stop)
+        self._released += len(found.text)
+        return found
 
-    def _finish(self, update: Update, pieces: list[str]) -> str | int | None:
+    def _finish(self, update: Update) -> tuple[str, str | int | None]:
         self.finish_reason = update.finish_reason
+        said = ""
         if update.stop_token is not None:
             self.completion_tokens += 1
             if self._options.include_stop:
-                self._release(self._detokenizer.feed(update.stop_token), pieces)
-        stop = self._add(self._detokenizer.finish(), pieces)
-        if stop is not None:
+                said = self._detokenizer.feed(update.stop_token)
+        found = self._add(self._detokenizer.finish())
+        if found.stop is not None:
             self.finish_reason = "stop"
-            return stop
-        if self._matcher is not None:
-            self._release(self._matcher.finish(), pieces)
-        return update.stop_token if update.stop_token in self._options.stop_token_ids else None
-
-    def _release(self, text: str, pieces: list[str]) -> None:
-        self._released += len(text)
-        pieces.append(text)
+            return said + found.text, found.stop
+        held = "" if self._matcher is None else self._matcher.finish()
+        self._released += len(said) + len(held)
+        stop = update.stop_token if update.stop_token in self._options.stop_token_ids else None
+        return said + found.text + held, stop
 
     def _due(self) -> list[TokenRecord]:
         """Records whose text has begun to be let out; at a natural end also those without text of their own."""

@@ -81,7 +81,6 @@ class APIError(Exception):
         self.headers = dict(headers or {})
 
     def body(self) -> bytes:
-        """The envelope as JSON."""
         return orjson.dumps(
             {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
         )

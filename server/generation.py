@@ -84,7 +84,6 @@ class Generation:
 
     @property
     def finished(self) -> bool:
-        """Whether every choice has its finish reason."""
         return self._open == 0
 
     @property

@@ -52,8 +52,6 @@ async def left(receive: Receive) -> None:
 
 @contextlib.asynccontextmanager
 async def watched(generation: Generation, receive: Receive) -> AsyncIterator[None]:
-    """Cancel the generation when the client leaves."""
-
     async def watch() -> None:
         await left(receive)
         generation.client_gone()
@@ -66,8 +64,6 @@ async def watched(generation: Generation, receive: Receive) -> AsyncIterator[Non
 
 
 class EventStream(Response):
-    """The streamed answer."""
-
     def __init__(
         self, generation: Generation, writer: AnswerWriter, keep_alive_seconds: float, headers: Mapping[str, str]
     ) -> None:

@@ -49,7 +49,6 @@ class Tokenizing:
             self.template = ChatTemplate(chat_template, named_tokens or {}, control)
 
     async def run(self, work: Callable[..., T], *arguments: Any) -> T:
-        """Call `work` in a worker thread."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, work, *arguments)
 
     def warm_up(self) -> None:

@@ -1,4 +1,5 @@
-"""The request of `POST /v1/chat/completions`, and its messages in the form chat templates take.
+"""The request of `POST /v1/chat/completions`, and its messages in the form chat templates take; also how those are put
+together from the smaller pieces that other APIs have.
 
 Contents are a string or a list of text parts; parts are joined with a newline. Everything that is not text is refused
 by name. Knows nothing of the template: how roles degrade is decided in `server.chat_template`.
@@ -6,6 +7,7 @@ by name. Knows nothing of the template: how roles degrade is decided in `server.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
 import orjson
@@ -96,11 +98,37 @@ class Message(Fields):
         return message
 
 
-def _messages(value: object) -> object:
-    # Counted before each of them is looked at.
-    if isinstance(value, list) and len(value) > MAX_MESSAGES:
-        raise PydanticCustomError("message_count", f"must hold at most {MAX_MESSAGES} messages")
-    return value
+class Turns:
+    """A conversation in the making. What an assistant thinks, says and calls in a row is one turn."""
+
+    def __init__(self, history: Iterable[dict[str, Any]] = ()) -> None:
+        self.messages: list[dict[str, Any]] = list(history)
+        self._growing: dict[str, Any] = {}
+
+    def say(self, role: str, text: str | None) -> None:
+        if role == "assistant":
+            self._assistant("content", "tool_calls")["content"] = text
+        else:
+            self.messages.append({"role": role, "content": text})
+
+    def think(self, text: str) -> None:
+        self._assistant("reasoning_content", "content", "tool_calls")["reasoning_content"] = text
+
+    def call(self, call_id: str | None, name: str | None, arguments: Mapping[str, Any] | None) -> None:
+        function = {"name": name, "arguments": arguments}
+        calls = self._assistant().setdefault("tool_calls", [])
+        calls.append({"id": call_id, "type": "function", "function": function})
+
+    def result(self, call_id: str | None, text: str) -> None:
+        self.messages.append({"role": "tool", "tool_call_id": call_id, "content": text})
+
+    def _assistant(self, *taken: str) -> dict[str, Any]:
+        """The assistant's turn that is last and has none of these yet, or a new one."""
+        turn = self._growing
+        if not self.messages or self.messages[-1] is not turn or not turn.keys().isdisjoint(taken):
+            turn = self._growing = {"role": "assistant"}
+            self.messages.append(turn)
+        return turn
 
 
 def _template_kwargs(value: object) -> object:
@@ -119,7 +147,7 @@ Metadata = Annotated[
 class ChatCompletionRequest(GenerationFields):
     """OpenAI's fields and vLLM's extensions for a text model. What is refused by name is in `checks`."""
 
-    messages: Annotated[list[Message], BeforeValidator(_messages), Field(min_length=1)]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
     max_tokens: Annotated[Int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[Int, Field(ge=1)] | None = None
     logprobs: bool | None = None

@@ -50,6 +50,13 @@ class Refusal(NamedTuple):
     neutral: tuple[Any, ...] = (None,)
 
 
+_TEXT_MODEL = Refusal("this is a text model")
+_NOT_SERVED = Refusal("it is not served")
+_OPENAI = {
+    "moderation": Refusal("there is no moderation"),
+    "prompt_cache_retention": Refusal("prefixes stay cached as long as there is room"),
+    "prompt_cache_options": Refusal("prefixes are cached without being asked"),
+}
 _COMMON = {
     "use_beam_search": Refusal("beam search is not served", (None, False)),
     "length_penalty": Refusal("beam search is not served", (None, 1, 1.0)),
@@ -58,65 +65,55 @@ _COMMON = {
     "prompt_embeds": Refusal("prompts are text or token ids"),
     "kv_transfer_params": Refusal("keys and values stay in this process"),
     "vllm_xargs": Refusal("there are no plugins"),
-    "repetition_detection": Refusal("it is not served"),
+    "repetition_detection": _NOT_SERVED,
     "return_tokens_as_token_ids": Refusal("use return_token_ids", (None, False)),
     "logits_processors": Refusal("code is not taken from clients", (None, [])),
-    "guided_json": Refusal("use structured_outputs.json"),
-    "guided_regex": Refusal("use structured_outputs.regex"),
-    "guided_choice": Refusal("use structured_outputs.choice"),
-    "guided_grammar": Refusal("use structured_outputs.grammar"),
+    **{f"guided_{form}": Refusal(f"use structured_outputs.{form}") for form in ("json", "regex", "choice", "grammar")},
 }
+_CHAT_ONLY = Refusal("it is a field of /v1/chat/completions")
 REFUSED: dict[type[Fields], Mapping[str, Refusal]] = {
-    CompletionRequest: _COMMON
-    | {
+    CompletionRequest: {
+        **_COMMON,
         "suffix": Refusal("text is only continued, not filled in", (None, "")),
-        "thinking_token_budget": Refusal("it is a field of /v1/chat/completions"),
+        "thinking_token_budget": _CHAT_ONLY,
     },
-    ChatCompletionRequest: _COMMON
-    | {
+    ChatCompletionRequest: {
+        **_COMMON,
+        **_OPENAI,
+        **dict.fromkeys(("audio", "media_io_kwargs", "mm_processor_kwargs"), _TEXT_MODEL),
         "functions": Refusal("use tools", (None, [])),
         "function_call": Refusal("use tool_choice", (None, "none")),
-        "audio": Refusal("this is a text model"),
         "prediction": Refusal("predicted outputs are not served"),
         "web_search_options": Refusal("there is no web search"),
         "verbosity": Refusal("the model has no such setting", (None, "medium")),
         "store": Refusal("chat completions are not stored", (None, False)),
-        "moderation": Refusal("there is no moderation"),
-        "prompt_cache_retention": Refusal("prefixes stay cached as long as there is room"),
-        "prompt_cache_options": Refusal("prefixes are cached without being asked"),
         "chat_template": Refusal("templates are not taken from clients"),
         "echo": Refusal("chat answers hold only the answer", (None, False)),
-        "best_of": Refusal("it is a field of /v1/completions", (None,)),
-        "media_io_kwargs": Refusal("this is a text model"),
-        "mm_processor_kwargs": Refusal("this is a text model"),
+        "best_of": Refusal("it is a field of /v1/completions"),
     },
-}
-_CHAT_ONLY = {
-    name: Refusal("it is a field of /v1/chat/completions")
-    for name in ("messages", "n", "stop", "max_tokens", "max_completion_tokens", "response_format", "logprobs")
-}
-REFUSED[CountTokensRequest] = {name: _CHAT_ONLY[name] for name in ("n", "stop", "response_format", "logprobs")} | {
-    "prefill": Refusal("end the messages with the assistant's"),
-    "container": Refusal("there are no containers"),
-    "mcp_servers": Refusal("there are no built-in tools"),
-    "context_management": Refusal("contexts are not compacted"),
-    "diagnostics": Refusal("it is not served"),
-    "inference_geo": Refusal("it is not served"),
-    "output_format": Refusal("use output_config.format"),
-    "speed": Refusal("it is not served", (None, "standard")),
-    "user_profile_id": Refusal("there are no accounts"),
-    "workspace_id": Refusal("there are no accounts"),
-}
-REFUSED[ResponseRequest] = _CHAT_ONLY | {
-    "access_programs": Refusal("there are no accounts"),
-    "background_options": Refusal("it is not served"),
-    "image": Refusal("this is a text model"),
-    "conversation": Refusal("conversations are not stored; use previous_response_id"),
-    "prompt": Refusal("there are no prompt templates"),
-    "moderation": Refusal("there is no moderation"),
-    "context_management": Refusal("contexts are not compacted"),
-    "prompt_cache_retention": Refusal("prefixes stay cached as long as there is room"),
-    "prompt_cache_options": Refusal("prefixes are cached without being asked"),
+    CountTokensRequest: {
+        **dict.fromkeys(("n", "stop", "response_format", "logprobs"), _CHAT_ONLY),
+        **dict.fromkeys(("diagnostics", "inference_geo"), _NOT_SERVED),
+        **dict.fromkeys(("user_profile_id", "workspace_id"), Refusal("there are no accounts")),
+        "prefill": Refusal("end the messages with the assistant's"),
+        "container": Refusal("there are no containers"),
+        "mcp_servers": Refusal("there are no built-in tools"),
+        "context_management": Refusal("contexts are not compacted"),
+        "output_format": Refusal("use output_config.format"),
+        "speed": Refusal("it is not served", (None, "standard")),
+    },
+    ResponseRequest: {
+        **_OPENAI,
+        **dict.fromkeys(
+            ("messages", "n", "stop", "max_tokens", "max_completion_tokens", "response_format", "logprobs"), _CHAT_ONLY
+        ),
+        "access_programs": Refusal("there are no accounts"),
+        "background_options": _NOT_SERVED,
+        "image": _TEXT_MODEL,
+        "conversation": Refusal("conversations are not stored; use previous_response_id"),
+        "prompt": Refusal("there are no prompt templates"),
+        "context_management": Refusal("contexts are not compacted"),
+    },
 }
 
 
@@ -202,7 +199,6 @@ def check_common(request: GenerationFields, limits: ServerLimits) -> None:
 
 
 def check_completion(request: CompletionRequest, limits: ServerLimits) -> None:
-    """The rules of /v1/completions."""
     check_common(request, limits)
     for prompt in request.prompt:
         if isinstance(prompt, list):
@@ -220,7 +216,6 @@ def check_completion(request: CompletionRequest, limits: ServerLimits) -> None:
 
 
 def check_chat(request: ChatCompletionRequest, limits: ServerLimits) -> None:
-    """The rules of /v1/chat/completions."""
     check_common(request, limits)
     check_calls(request.messages)
     for index, message in enumerate(request.messages):

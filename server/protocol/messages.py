@@ -8,9 +8,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from server.errors import shown, unsupported, wrong
-from server.protocol.chat import MAX_MESSAGES, PART_SEPARATOR, Content, Effort
+from server.protocol.chat import MAX_MESSAGES, PART_SEPARATOR, Content, Effort, Turns
 from server.protocol.fields import Fields, Int, JSONObject, Label, SamplingFields, Stops
-from server.protocol.turns import Turns
 
 # What a complaint about the chat request means for this one.
 RENAMED = {

@@ -10,12 +10,10 @@ from typing import Annotated, Any, Literal
 
 import orjson
 from pydantic import BeforeValidator, Field
-from pydantic_core import PydanticCustomError
 
 from server.errors import missing, shown, unsupported, wrong
-from server.protocol.chat import MAX_MESSAGES, Arguments, Content, Effort, Metadata
+from server.protocol.chat import MAX_MESSAGES, Arguments, Content, Effort, Metadata, Turns
 from server.protocol.fields import Fields, Int, JSONObject, Label, SamplingFields, StreamOptions
-from server.protocol.turns import Turns
 
 # What a complaint about the chat request means for this one.
 RENAMED = {
@@ -29,11 +27,7 @@ LOGPROBS = "message.output_text.logprobs"
 
 
 def _input(value: object) -> object:
-    if isinstance(value, str):
-        return [{"role": "user", "content": value}]
-    if isinstance(value, list) and len(value) > MAX_MESSAGES:
-        raise PydanticCustomError("input_count", f"must hold at most {MAX_MESSAGES} items")
-    return value
+    return [{"role": "user", "content": value}] if isinstance(value, str) else value
 
 
 class InputItem(Fields):
@@ -71,16 +65,11 @@ class InputItem(Fields):
         """The item as the list of a response's input has it, its texts as the model read them."""
         item: dict[str, Any] = {"type": self.type, "id": self.id or item_id, "status": self.status or "completed"}
         match self.type:
-            case "message" if self.role == "assistant":
-                said = {
-                    "type": "output_text",
-                    "text": self.content,
-                    "annotations": list[Any](),
-                    "logprobs": list[Any](),
-                }
-                return {**item, "role": self.role, "content": [said]}
             case "message":
-                return {**item, "role": self.role, "content": [{"type": "input_text", "text": self.content}]}
+                said: dict[str, Any] = {"type": "input_text", "text": self.content}
+                if self.role == "assistant":
+                    said |= {"type": "output_text", "annotations": [], "logprobs": []}
+                return {**item, "role": self.role, "content": [said]}
             case "function_call":
                 arguments = orjson.dumps(self.arguments or {}).decode()
                 return {**item, "call_id": self.call_id, "name": self.name, "arguments": arguments}
@@ -106,7 +95,7 @@ class ResponseRequest(SamplingFields):
     input: Annotated[
         list[InputItem],
         BeforeValidator(_input, json_schema_input_type=str | list[InputItem]),
-        Field(min_length=1),
+        Field(min_length=1, max_length=MAX_MESSAGES),
     ]
     instructions: str | None = None
     max_output_tokens: Annotated[Int, Field(ge=1)] | None = None

@@ -60,7 +60,6 @@ class BlockWriter(ABC):
         return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), orjson.dumps(event))
 
     def end(self) -> bytes:
-        """What follows the last delta."""
         return b""
 
     def whole(self, answers: Sequence[Delta]) -> bytes:
@@ -111,8 +110,7 @@ class BlockWriter(ABC):
             yield from self.closed(self.blocks[-1])
 
     @abstractmethod
-    def body(self) -> dict[str, Any]:
-        """The answer as it is now."""
+    def body(self) -> dict[str, Any]: ...
 
     @abstractmethod
     def begun(self) -> Iterator[Event]: ...

@@ -56,8 +56,7 @@ class ChunkWriter(ABC):
         """What a delta says, as JSON choice objects of one chunk each."""
 
     @abstractmethod
-    def whole(self, answers: Sequence[Delta]) -> bytes:
-        """The answer that is not streamed."""
+    def whole(self, answers: Sequence[Delta]) -> bytes: ...
 
     def events(self, choice: Choice, delta: Delta) -> bytes:
         """The events of a delta; nothing for one without anything to say."""
@@ -70,7 +69,6 @@ class ChunkWriter(ABC):
         return b"".join([self._opening + body + closing for body in bodies])
 
     def end(self) -> bytes:
-        """What follows the last delta."""
         closing = self._closing(usage=self._usage_at_end)
         return self._opening + b"]," + orjson.dumps(closing)[1:] + b"\n\n" + DONE if closing else DONE
 
@@ -79,7 +77,6 @@ class ChunkWriter(ABC):
         return b"data: " + error.body() + b"\n\n"
 
     def _closing(self, *, usage: bool = True) -> dict[str, Any]:
-        """The fields at the end of an answer."""
         fields = {"usage": usage_of(self._work)} if usage else {}
         return fields | {"timings": self._work.timings()} if self._timings else fields
 

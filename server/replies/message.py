@@ -21,8 +21,6 @@ _DELTAS = {
 
 
 class MessageWriter(BlockWriter):
-    """One message."""
-
     def __init__(self, message_id: str, work: Generation, model: str, request_id: str) -> None:
         super().__init__(work)
         self._id = message_id

@@ -19,8 +19,8 @@ import orjson
 from server.choice import TokenRecord
 from server.errors import APIError
 from server.generation import Generation
+from server.protocol.chat import Turns
 from server.protocol.responses import ResponseRequest
-from server.protocol.turns import Turns
 from server.replies.blocks import Block, BlockWriter, Event
 from server.replies.head import usage_of
 from server.replies.logprobs import LogprobShapes

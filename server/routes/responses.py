@@ -13,17 +13,7 @@ from starlette.responses import Response
 from server.answer import object_response
 from server.body import read_json
 from server.conversing import begin, prompt_of
-from server.errors import (
-    APIError,
-    InternalError,
-    InvalidRequest,
-    UnsupportedField,
-    bounded,
-    renaming,
-    shown,
-    unsupported,
-    wrong,
-)
+from server.errors import APIError, InternalError, InvalidRequest, bounded, renaming, shown, unsupported, wrong
 from server.generation import ClientGone, Generation
 from server.protocol.chat import ChatCompletionRequest
 from server.protocol.checks import read
@@ -128,7 +118,7 @@ def _refuse_other(request: Request, *known: str) -> None:
     """Refuse parameters of the query that are not known."""
     for name in request.query_params:
         if name not in known:
-            raise UnsupportedField(f"The parameter {shown(name)} is not supported.", param=bounded(name, 60))
+            raise unsupported(bounded(name, 60), "is no parameter of this path")
 
 
 async def _collect(work: Generation, writer: ResponseWriter) -> None:

@@ -85,7 +85,6 @@ class GrammarCompiler:
 
     @property
     def compiling(self) -> int:
-        """Grammars under way."""
         return len(self._pending)
 
     async def compile(self, grammar: Grammar) -> GrammarConstraint:

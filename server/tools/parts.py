@@ -62,15 +62,12 @@ class CallParser(ABC):
         return self._taken()
 
     @abstractmethod
-    def step(self, char: str) -> None:
-        """Take one character."""
+    def step(self, char: str) -> None: ...
 
     @abstractmethod
-    def end(self) -> None:
-        """Let out what is undecided."""
+    def end(self) -> None: ...
 
     def say(self, text: str) -> None:
-        """This is text."""
         for char in text:
             if self._at_edge and char.isspace():
                 self._blanks += char
