@@ -55,33 +55,24 @@ class Plan:
     def rows(self) -> list[tuple[str, str, str]]:
         """(what, value, why) for people."""
         pool = f"{format_size(self.kv_bytes)}: {self.num_pages} pages of {self.page_size} tokens, {self.kv_dtype}"
-        lines = {
-            "model": self.model,
-            "device": self.device,
-            "dtype": self.dtype,
-            "quantization": self.quantization,
-            "attention_backend": self.attention_backend,
-            "threads": str(self.threads),
-            "num_pages": pool,
-            "max_model_len": f"{self.max_model_len} tokens",
-            "max_num_seqs": f"{self.max_num_seqs} sequences",
-            "max_num_batched_tokens": f"{self.max_num_batched_tokens} tokens",
-        }
-        if self.offload_pages:
-            size = format_size(self.offload_pages * self.page_bytes)
-            lines["offload_pages"] = f"{size}: {self.offload_pages} pages"
-        if self.speculation is not None:
-            lines["speculation"] = self.speculation.method
-        if self.drafting is not None:
-            lines["drafting"] = f"{self.drafting.model}, {self.drafting.quantization}"
-        names = {
-            "offload_pages": "second tier",
-            "num_pages": "KV pool",
-            "max_model_len": "context",
-            "max_num_seqs": "at once",
-        }
-        names |= {"max_num_batched_tokens": "step", "attention_backend": "attention", "quantization": "weights"}
-        return [(names.get(key, key), value, self.reasons.get(key, "")) for key, value in lines.items()]
+        tier = f"{format_size(self.offload_pages * self.page_bytes)}: {self.offload_pages} pages"
+        drafts = f"{self.drafting.model}, {self.drafting.quantization}" if self.drafting else None
+        lines: list[tuple[str, str, str | None]] = [
+            ("model", "model", self.model),
+            ("device", "device", self.device),
+            ("dtype", "dtype", self.dtype),
+            ("weights", "quantization", self.quantization),
+            ("attention", "attention_backend", self.attention_backend),
+            ("threads", "threads", str(self.threads)),
+            ("KV pool", "num_pages", pool),
+            ("context", "max_model_len", f"{self.max_model_len} tokens"),
+            ("at once", "max_num_seqs", f"{self.max_num_seqs} sequences"),
+            ("step", "max_num_batched_tokens", f"{self.max_num_batched_tokens} tokens"),
+            ("second tier", "offload_pages", tier if self.offload_pages else None),
+            ("speculation", "speculation", self.speculation.method if self.speculation else None),
+            ("drafting", "drafting", drafts),
+        ]
+        return [(label, value, self.reasons.get(name, "")) for label, name, value in lines if value is not None]
 
     def as_dict(self) -> dict[str, object]:
         """For JSON."""
