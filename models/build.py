@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
-from typing import Literal, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 from models.base import Runner
 from models.errors import KernelError
 from models.loading.checkpoint import Checkpoint
+
+if TYPE_CHECKING:
+    from models.cpu.weights import WeightFormat
 
 log = logging.getLogger("octavo.models")
 
@@ -31,31 +34,15 @@ def build_runner(
     """
     if device == "cpu" and attention_backend == "cpu":
         try:
-            return _native(checkpoint, dtype, quantization, kv_dtype, threads, max_model_len)
+            if "float16" in (dtype, kv_dtype):
+                raise KernelError("the CPU kernels have no float16 arithmetic")
+            from models.cpu.runner import CpuRunner
+
+            weights = cast("WeightFormat", dtype if quantization == "none" else quantization)
+            kv = cast("Literal['bfloat16', 'float32']", kv_dtype)
+            return CpuRunner(checkpoint, weights=weights, kv_dtype=kv, threads=threads, max_length=max_model_len)
         except KernelError as error:
             log.warning("%s; serving with torch operators, which are slower", error)
-    return _torch(checkpoint, device, dtype, kv_dtype, max_model_len, threads)
-
-
-def _native(
-    checkpoint: Checkpoint, dtype: str, quantization: str, kv_dtype: str, threads: int, max_model_len: int
-) -> Runner:
-    from models.cpu.runner import CpuRunner
-    from models.cpu.weights import WeightFormat
-
-    if dtype == "float16" or kv_dtype == "float16":
-        raise KernelError("the CPU kernels have no float16 arithmetic")
-    weights = dtype if quantization == "none" else quantization
-    return CpuRunner(
-        checkpoint,
-        weights=cast("WeightFormat", weights),
-        kv_dtype=cast("Literal['bfloat16', 'float32']", kv_dtype),
-        threads=threads,
-        max_length=max_model_len,
-    )
-
-
-def _torch(checkpoint: Checkpoint, device: str, dtype: str, kv_dtype: str, max_model_len: int, threads: int) -> Runner:
     import torch
 
     from models.decoder import Decoder
@@ -63,16 +50,10 @@ def _torch(checkpoint: Checkpoint, device: str, dtype: str, kv_dtype: str, max_m
     from models.torch_runner import TorchRunner
 
     torch.set_num_threads(threads)
-    where, kind = torch.device(device), cast("torch.dtype", getattr(torch, dtype))
-    decoder = Decoder(
-        checkpoint.config,
-        checkpoint.tensor,
-        set(checkpoint.names()),
-        device=where,
-        dtype=kind,
-        max_length=max_model_len,
-    )
-    return TorchRunner(decoder, TorchAttention(checkpoint.config, where, cast("torch.dtype", getattr(torch, kv_dtype))))
+    where, kind, kv_kind = torch.device(device), getattr(torch, dtype), getattr(torch, kv_dtype)
+    names = set(checkpoint.names())
+    decoder = Decoder(checkpoint.config, checkpoint.tensor, names, device=where, dtype=kind, max_length=max_model_len)
+    return TorchRunner(decoder, TorchAttention(checkpoint.config, where, kv_kind))
 
 
 def build_key(runner: Runner) -> str:

@@ -7,8 +7,16 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from loadtest.speculation import CHAIN, counters, repeats
-from loadtest.speculation_document import acceptance, body, charts, mean_length
-from loadtest.speculation_theory import simulate, speedup, step_cost, tokens_of_chain
+from loadtest.speculation_document import (
+    acceptance,
+    body,
+    charts,
+    mean_length,
+    simulate,
+    speedup,
+    step_cost,
+    tokens_of_chain,
+)
 
 
 @pytest.mark.parametrize("acceptance", [0.0, 0.3, 0.8, 1.0])
