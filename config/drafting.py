@@ -42,7 +42,9 @@ def choose_speculation(settings: Settings, backend: str) -> tuple[SpeculativeCon
     if asked is not None:
         return (None if asked.method == "none" else asked), "as asked"
     if backend == "cpu" and settings.speculative_acceptance == "keyed":
-        return SpeculativeConfig(method="ngram"), "default: changes no bit, and drafts only where it pays"
+        return SpeculativeConfig.model_validate(
+            {"method": "ngram"}
+        ), "default: changes no bit, and drafts only where it pays"
     return None, ""
 
 
