@@ -58,10 +58,25 @@ INLINE void softmax_block(f32x16 (*score)[TILE], int rows, float scale, bool mas
     }
 }
 
-// R rows against one block of 64 keys that starts at slot `start`.
+// Where the tiles of a block lie.
+struct Follower {
+    size_t tile[KEY_BLOCK / TILE];
+    template <class E>
+    static INLINE Follower at(const KV<E>& kv, const int32_t* table, int kv_head, int start, int last) {
+        Follower f;
+        for (int t = 0; t < KEY_BLOCK / TILE; t++) {
+            const int slot = start + t * TILE <= last ? start + t * TILE : start;
+            f.tile[t] = kv.tile(table[slot / kv.page_size], kv_head, slot % kv.page_size);
+        }
+        return f;
+    }
+};
+
+// R rows against one block of 64 keys that starts at slot `start`. Pages lie anywhere, so nobody else would fetch the next
+// block in time; after a unit's last one that is the `follower`.
 template <class E, int R, int NV>
 __attribute__((noinline)) void attend_block(const KV<E>& kv, const int32_t* table, int kv_head, const QueryTile<E>& q, int row,
-                                            int start, const Partial& state) {
+                                            int start, const Follower& follower, const Partial& state) {
     constexpr int P = Packed<E>::pair, TILES = KEY_BLOCK / TILE;
     const float scale = 1.44269504f / std::sqrt((float)kv.dim);  // log2(e) / sqrt(dim): exponentials are powers of two
     int last = 0, first = 1 << 30;
@@ -72,6 +87,8 @@ __attribute__((noinline)) void attend_block(const KV<E>& kv, const int32_t* tabl
         int slot = start + (t < tiles ? t : 0) * TILE;
         where[t] = kv.tile(table[slot / kv.page_size], kv_head, slot % kv.page_size);
     }
+    Follower ahead = follower;
+    if (start + KEY_BLOCK <= last) ahead = Follower::at(kv, table, kv_head, start + KEY_BLOCK, last);
     f32x16 score[TILES][TILE];
     for (int t = 0; t < TILES; t++)
         for (int r = 0; r < R; r++) score[t][r] = f32x16{};
@@ -79,6 +96,7 @@ __attribute__((noinline)) void attend_block(const KV<E>& kv, const int32_t* tabl
 #pragma GCC unroll 4
         for (int t = 0; t < TILES; t++) {
             const E* key = kv.keys + where[t] + (size_t)d * TILE;
+            __builtin_prefetch(kv.keys + ahead.tile[t] + (size_t)d * TILE, 0, 2);
 #pragma GCC unroll 4
             for (int r = 0; r < R; r++) score[t][r] = Packed<E>::dot(score[t][r], key, q.query[row + r] + d);
         }
@@ -95,6 +113,8 @@ __attribute__((noinline)) void attend_block(const KV<E>& kv, const int32_t* tabl
             for (int k = 0; k < TILE; k += P) {
                 const E* value = kv.values + where[t] + (size_t)k * kv.dim + (size_t)d * P;
 #pragma GCC unroll 4
+                for (int v = 0; v < NV; v++) __builtin_prefetch(kv.values + ahead.tile[t] + (size_t)k * kv.dim + (size_t)(d + 16 * v) * P, 0, 2);
+#pragma GCC unroll 4
                 for (int v = 0; v < NV; v++)
 #pragma GCC unroll 4
                     for (int r = 0; r < R; r++) acc[r][v] = Packed<E>::dot(acc[r][v], value + 16 * v * P, &weight[r][t * TILE + k]);
@@ -105,13 +125,14 @@ __attribute__((noinline)) void attend_block(const KV<E>& kv, const int32_t* tabl
 }
 
 template <class E, int NV>
-INLINE void attend_rows(const KV<E>& kv, const int32_t* table, int kv_head, const QueryTile<E>& q, int row, int rows, int start, const Partial& whole) {
+INLINE void attend_rows(const KV<E>& kv, const int32_t* table, int kv_head, const QueryTile<E>& q, int row, int rows, int start,
+                        const Follower& follower, const Partial& whole) {
     const Partial s = whole.from(row, kv.dim);
     switch (rows) {
-        case 1: return attend_block<E, 1, NV>(kv, table, kv_head, q, row, start, s);
-        case 2: return attend_block<E, 2, NV>(kv, table, kv_head, q, row, start, s);
-        case 3: return attend_block<E, 3, NV>(kv, table, kv_head, q, row, start, s);
-        default: return attend_block<E, 4, NV>(kv, table, kv_head, q, row, start, s);
+        case 1: return attend_block<E, 1, NV>(kv, table, kv_head, q, row, start, follower, s);
+        case 2: return attend_block<E, 2, NV>(kv, table, kv_head, q, row, start, follower, s);
+        case 3: return attend_block<E, 3, NV>(kv, table, kv_head, q, row, start, follower, s);
+        default: return attend_block<E, 4, NV>(kv, table, kv_head, q, row, start, follower, s);
     }
 }
 
@@ -204,7 +225,8 @@ void attend_split_amx([[maybe_unused]] const KV<E>& kv, [[maybe_unused]] const i
 
 // All rows of a tile against the keys of one split.
 template <class E>
-inline void attend_split(const KV<E>& kv, const int32_t* table, int kv_head, const QueryTile<E>& q, int split, const Partial& state) {
+inline void attend_split(const KV<E>& kv, const int32_t* table, int kv_head, const QueryTile<E>& q, int split,
+                         const Follower& follower, const Partial& state) {
     state.clear(q.rows, kv.dim);
     if (on_tiles(kv)) return attend_split_amx(kv, table, kv_head, q, split, state);
     for (int start = split * SPLIT; start < (split + 1) * SPLIT; start += KEY_BLOCK)
@@ -213,9 +235,9 @@ inline void attend_split(const KV<E>& kv, const int32_t* table, int kv_head, con
             int last = 0, first = 1 << 30;
             for (int r = row; r < row + rows; r++) last = q.slot[r] > last ? q.slot[r] : last, first = q.slot[r] < first ? q.slot[r] : first;
             if (start > last || (kv.window && start + KEY_BLOCK <= first - kv.window + 1)) continue;
-            if (kv.dim % 64 == 0) attend_rows<E, 4>(kv, table, kv_head, q, row, rows, start, state);
-            else if (kv.dim % 32 == 0) attend_rows<E, 2>(kv, table, kv_head, q, row, rows, start, state);
-            else attend_rows<E, 1>(kv, table, kv_head, q, row, rows, start, state);
+            if (kv.dim % 64 == 0) attend_rows<E, 4>(kv, table, kv_head, q, row, rows, start, follower, state);
+            else if (kv.dim % 32 == 0) attend_rows<E, 2>(kv, table, kv_head, q, row, rows, start, follower, state);
+            else attend_rows<E, 1>(kv, table, kv_head, q, row, rows, start, follower, state);
         }
 }
 
@@ -262,13 +284,17 @@ void attention(Pool& pool, const KV<E>& kv, const AttentionStep<E>& step, const 
         QueryTile<E> q;
         fill_tile(kv, step, u, q);
         const int32_t* table = step.table + (size_t)u.sequence * step.table_stride;
-        if (u.splits) return attend_split(kv, table, u.kv_head, q, u.split, shared_scratch.part(u.at, q.rows, kv.dim));
+        // What this thread most likely does next.
+        const Unit& next = units[i + pool.threads() < (int)units.size() ? i + pool.threads() : i];
+        const int32_t* next_table = step.table + (size_t)next.sequence * step.table_stride;
+        const Follower follower = Follower::at(kv, next_table, next.kv_head, next.split * SPLIT, step.lengths[next.sequence] - 1);
+        if (u.splits) return attend_split(kv, table, u.kv_head, q, u.split, follower, shared_scratch.part(u.at, q.rows, kv.dim));
         const size_t size = partial_floats(q.rows, kv.dim);
         own[thread].part(size, q.rows, kv.dim);  // grow before taking pointers
         Partial total = own[thread].part(0, q.rows, kv.dim), part = own[thread].part(size, q.rows, kv.dim);
         total.clear(q.rows, kv.dim);
         for (int s = 0; s * SPLIT <= q.slot[q.rows - 1]; s++) {
-            attend_split(kv, table, u.kv_head, q, s, part);
+            attend_split(kv, table, u.kv_head, q, s, follower, part);
             fold(total, part, q.rows, kv.dim);
         }
         finish(kv, step, u, total);

@@ -210,7 +210,9 @@ void run_layer(Engine& e, const Model& m, const Layer& layer, const Step& s, int
     Workspace& w = e.work;
     const KV<E> kv{(E*)layer.keys, (E*)layer.values, m.heads, m.kv_heads, m.dim, m.page_size, layer.window};
     const AttentionStep<E> step{s.query_starts, s.lengths, s.tables[layer.group], s.sequences, s.table_stride, (E*)w.query.data(), w.attended.data()};
-    const int share = (s.rows / e.pool.threads() + BLOCK) / BLOCK * BLOCK, panel = share < PANEL ? share : PANEL;
+    // Panels of one size, as many for each thread.
+    const int share = (s.rows + e.pool.threads() - 1) / e.pool.threads(), each = (share + PANEL - 1) / PANEL;
+    const int panel = (share + each * BLOCK - 1) / (each * BLOCK) * BLOCK;
     const Team all{&e.pool}, alone{nullptr};
     auto panels = [&](const auto& part) {
         e.pool.loop((s.rows + panel - 1) / panel, 1, [&](int p) {

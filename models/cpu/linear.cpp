@@ -4,6 +4,9 @@
 
 namespace octavo {
 
+// Bytes of weights asked for ahead: the processor's own prefetcher stops at a page's end. As measured on Zen 4.
+constexpr int FETCH = 12288;
+
 // MR activation rows times NB adjacent blocks of grouped weights.
 template <int MR, int NB, bool FOUR>
 INLINE void grouped_tile(const uint8_t* w, size_t stride, const Rows& x, int row, f32x16 (&acc)[NB][MR]) {
@@ -13,6 +16,10 @@ INLINE void grouped_tile(const uint8_t* w, size_t stride, const Rows& x, int row
     constexpr int codes = FOUR ? BLOCK * GROUP / 2 : BLOCK * GROUP, step = codes + 4 * BLOCK;
     for (int g = 0; g < groups; g++, w += step, a += GROUP) {
         i32x16 whole[MR][NB] = {};
+#pragma GCC unroll 4
+        for (int b = 0; b < NB; b++)
+#pragma GCC unroll 9
+            for (int line = 0; line < step; line += 64) __builtin_prefetch(w + b * stride + line + FETCH, 0, 2);
         if constexpr (FOUR) {
 #pragma GCC unroll 4
             for (int j = 0; j < 4; j++)
@@ -56,7 +63,7 @@ INLINE void bf16_tile(const uint8_t* w, size_t stride, const Rows& x, int row, f
     for (int k = 0; k < x.width; k += 2, w += 64) {
         u32x16 v[NB];
 #pragma GCC unroll 4
-        for (int b = 0; b < NB; b++) v[b] = load<u32x16>(w + b * stride);
+        for (int b = 0; b < NB; b++) v[b] = load<u32x16>(w + b * stride), __builtin_prefetch(w + b * stride + FETCH, 0, 2);
 #pragma GCC unroll 8
         for (int r = 0; r < MR; r++) {
             uint32_t pair;
@@ -74,6 +81,7 @@ INLINE void f32_tile(const uint8_t* w, size_t stride, const Rows& x, int row, f3
 #pragma GCC unroll 4
         for (int b = 0; b < NB; b++) {
             f32x16 v = load<f32x16>(w + b * stride);
+            __builtin_prefetch(w + b * stride + FETCH, 0, 2);
 #pragma GCC unroll 8
             for (int r = 0; r < MR; r++) acc[b][r] = fma(v, splat(a[(size_t)r * x.width + k]), acc[b][r]);
         }
