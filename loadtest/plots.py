@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
@@ -36,19 +36,11 @@ class Series:
     scattered: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Scale:
-    """From numbers to places on one axis, `low` at `start` and `high` at `end`."""
-
-    low: float
-    high: float
-    start: float
-    end: float
-    base: int
-
-    def __call__(self, value: float) -> float:
-        low, high, at = (self.low, self.high, value) if not self.base else map(math.log, (self.low, self.high, value))
-        return self.start + (at - low) / (high - low) * (self.end - self.start)
+def _scale(grid: Sequence[float], start: float, end: float, base: int) -> Callable[[float], float]:
+    """From numbers to places on one axis, the first line of the grid at `start` and the last at `end`."""
+    even: Callable[[float], float] = math.log if base else float
+    low, high = even(grid[0]), even(grid[-1])
+    return lambda value: start + (even(value) - low) / (high - low) * (end - start)
 
 
 def ticks(low: float, high: float, base: int) -> list[float]:
@@ -67,12 +59,14 @@ def chart(title: str, x: Axis, y: Axis, series: Sequence[Series]) -> str:
     points = [point for one in series for point in one.points]
     if not points:
         raise ValueError(f"nothing to draw in {title!r}")
-    for axis, values in ((x, [point[0] for point in points]), (y, [point[1] for point in points])):
+    grids = []
+    for axis, values in zip((x, y), zip(*points, strict=True), strict=True):
         if axis.base and min(values) <= 0:
             raise ValueError(f"{axis.title!r} is logarithmic and {min(values)} is not above zero")
-    across, up = _ticks(x, [point[0] for point in points]), _ticks(y, [point[1] for point in points])
-    scale_x = Scale(across[0], across[-1], LEFT, WIDTH - RIGHT, x.base)
-    scale_y = Scale(up[0], up[-1], HEIGHT - BOTTOM, TOP, y.base)
+        grids.append(ticks(min(values), max(values), axis.base))
+    across, up = grids
+    scale_x = _scale(across, LEFT, WIDTH - RIGHT, x.base)
+    scale_y = _scale(up, HEIGHT - BOTTOM, TOP, y.base)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif"'
         ' font-size="12" fill="#333">',
@@ -102,10 +96,6 @@ def short(value: float) -> str:
             binary = {1e9: 1 << 30, 1e6: 1 << 20, 1e3: 1 << 10}[size]
             return f"{value / (binary if value % binary == 0 else size):.3g}{letter}"
     return f"{value:.3g}"
-
-
-def _ticks(axis: Axis, values: Sequence[float]) -> list[float]:
-    return ticks(min(values), max(values), axis.base)
 
 
 def _spread(places: Sequence[float], least: float = 13.0) -> list[float]:

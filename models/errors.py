@@ -1,13 +1,6 @@
 """What can go wrong with a model before it serves its first token.
 
-    ModelError                  one readable line that says what is wrong and what to do
-    |- ModelNotFoundError       no such file, folder or hub repository, or no network to reach it
-    |- UnsupportedModelError    a sound model of a kind this build cannot run
-    |- CorruptModelError        truncated, incomplete or contradictory files
-    |- CacheError               the cache folder cannot be written
-    |- KernelError              the CPU kernels cannot be built or cannot run this model
-
-All but the last end a start with exit code 2; none of them can happen once a model serves.
+All but KernelError end a start with exit code 2; none of them can happen once a model serves.
 """
 
 from __future__ import annotations

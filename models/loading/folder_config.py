@@ -16,19 +16,16 @@ from models.errors import CorruptModelError, ModelNotFoundError, UnsupportedMode
 from models.loading.layout import MAX_LAYERS, check_numbers
 
 # transformers' defaults where the architectures differ; None means "as many as heads" or "hidden size / heads"
-_DEFAULTS: dict[str, dict[str, Any]] = {
-    "llama": {"num_key_value_heads": None, "head_dim": None, "max_position_embeddings": 2048, "bos": 1, "eos": 2},
-    "mistral": {"num_key_value_heads": 8, "head_dim": None, "max_position_embeddings": 131072, "bos": 1, "eos": 2},
-    "qwen2": {"num_key_value_heads": 32, "head_dim": None, "max_position_embeddings": 32768, "bos": None, "eos": None},
-    "qwen3": {"num_key_value_heads": 32, "head_dim": 128, "max_position_embeddings": 32768, "bos": None, "eos": None},
+_KEYS = (
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    *("num_key_value_heads", "head_dim", "max_position_embeddings", "bos_token_id", "eos_token_id"),
+)
+_DEFAULTS = {
+    "llama": (32000, 4096, 11008, 32, 32, None, None, 2048, 1, 2),
+    "mistral": (32000, 4096, 14336, 32, 32, 8, None, 131072, 1, 2),
+    "qwen2": (151936, 4096, 22016, 32, 32, 32, None, 32768, None, None),
+    "qwen3": (151936, 4096, 22016, 32, 32, 32, 128, 32768, None, None),
 }
-_SIZES = {
-    "llama": (32000, 4096, 11008, 32, 32),
-    "mistral": (32000, 4096, 14336, 32, 32),
-    "qwen2": (151936, 4096, 22016, 32, 32),
-    "qwen3": (151936, 4096, 22016, 32, 32),
-}
-_SIZE_KEYS = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 _DEFAULT_WINDOW = 4096
 _DEFAULT_WINDOW_LAYERS = 28
 _DEFAULT_THETA = 10000.0
@@ -58,9 +55,7 @@ def read_folder_config(folder: Path) -> ModelConfig:
             f"{folder} holds a model of type {architecture!r}; supported are {', '.join(_DEFAULTS)}."
         )
     _refuse_what_is_not_read(folder, stated)
-    sizes = dict(zip(_SIZE_KEYS, _SIZES[architecture], strict=True))
-    defaults = _DEFAULTS[architecture]
-    values = sizes | defaults | {key: value for key, value in stated.items() if key not in ("bos", "eos")}
+    values: dict[str, Any] = dict(zip(_KEYS, _DEFAULTS[architecture], strict=True)) | stated
     num_heads, num_layers = values["num_attention_heads"], values["num_hidden_layers"]
     attention_bias = bool(values.get("attention_bias", False)) and architecture in ("llama", "qwen3")
     try:
@@ -82,8 +77,8 @@ def read_folder_config(folder: Path) -> ModelConfig:
             mlp_bias=bool(values.get("mlp_bias", False)) and architecture == "llama",
             qk_norm=architecture == "qwen3",
             windows=_windows(architecture, values),
-            bos_token_id=stated.get("bos_token_id", defaults["bos"]),
-            eos_token_ids=_end_tokens(folder, stated.get("eos_token_id", defaults["eos"])),
+            bos_token_id=values["bos_token_id"],
+            eos_token_ids=_end_tokens(folder, values["eos_token_id"]),
         )
     except (TypeError, ValueError, ZeroDivisionError, OverflowError) as error:
         raise CorruptModelError(f"{folder / 'config.json'} holds a value of the wrong type: {error}.") from None

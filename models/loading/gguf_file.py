@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -27,25 +28,17 @@ if TYPE_CHECKING:
 _TORCH_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class GgufCheckpoint:
     """See Checkpoint."""
 
-    def __init__(
-        self,
-        name: str,
-        config: ModelConfig,
-        metadata: Mapping[str, Any],
-        file: MappedFile,
-        tensors: Mapping[str, StoredTensor],
-        key: str,
-    ) -> None:
-        self.name = name
-        self.config = config
-        self.metadata = metadata  # as the file has it: what the tokenizer is made from
-        self.path = file.path
-        self.fingerprint = key
-        self._file = file
-        self._tensors = tensors
+    name: str
+    config: ModelConfig
+    metadata: Mapping[str, Any]  # as the file has it: what the tokenizer is made from
+    fingerprint: str
+    path: Path
+    _file: MappedFile
+    _tensors: Mapping[str, StoredTensor]
 
     def names(self) -> list[str]:
         return list(self._tensors)
@@ -102,8 +95,8 @@ def open_gguf(path: Path, name: str) -> GgufCheckpoint:
     config = read_config(path, header.metadata, shapes, divisors)
     expected = tensor_shapes(config)
     check_tensors(str(path), shapes, expected)
-    key = fingerprint([(file, header.size)])
-    return GgufCheckpoint(name, config, header.metadata, file, {tensor: stored[tensor] for tensor in expected}, key)
+    key, kept = fingerprint([(file, header.size)]), {tensor: stored[tensor] for tensor in expected}
+    return GgufCheckpoint(name, config, header.metadata, key, path, file, kept)
 
 
 def _rope_divisors(file: MappedFile, stored: StoredTensor | None) -> tuple[float, ...]:

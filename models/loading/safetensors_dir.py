@@ -6,7 +6,7 @@ Owner: whoever loads the model, one thread at a time. Knows the files of a folde
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -35,18 +35,16 @@ class StoredTensor:
     shape: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class FolderCheckpoint:
     """See Checkpoint."""
 
-    def __init__(
-        self, name: str, config: ModelConfig, folder: Path, tensors: Mapping[str, StoredTensor], key: str
-    ) -> None:
-        self.name = name
-        self.config = config
-        self.path = folder
-        self.fingerprint = key
-        self._tensors = tensors
-        self._open: dict[Path, Any] = {}
+    name: str
+    config: ModelConfig
+    path: Path
+    fingerprint: str
+    _tensors: Mapping[str, StoredTensor]
+    _open: dict[Path, Any] = field(default_factory=dict)
 
     def names(self) -> list[str]:
         return list(self._tensors)
@@ -83,7 +81,7 @@ def open_folder(folder: Path, name: str) -> FolderCheckpoint:
     files = [MappedFile(shard) for shard in shards]
     headers = [(file, 8 + int.from_bytes(file.read(0, 8), "little")) for file in files]
     texts = [path.read_bytes() for path in (folder / text for text in FINGERPRINTED) if path.is_file()]
-    return FolderCheckpoint(name, config, folder, {t: stored[t] for t in expected}, fingerprint(headers, texts))
+    return FolderCheckpoint(name, config, folder, fingerprint(headers, texts), {t: stored[t] for t in expected})
 
 
 def _derived(tensor: str, config: ModelConfig) -> bool:
