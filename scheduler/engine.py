@@ -38,6 +38,7 @@ from scheduler.journal import Journal, StepRecord
 from scheduler.limits import Limits
 from scheduler.notes import note_drafts, note_moves, record_of
 from scheduler.plan import StepPlan, plan
+from scheduler.proposers.base import Draft
 from scheduler.queue_bounds import check_queue
 from scheduler.recording import Recorder, costs_of
 from scheduler.request import I32, FinishReason, Request, Sequence
@@ -387,11 +388,11 @@ class Engine:
                 drafts = proposer.propose(asks)
         except Exception:
             logger.exception("drafting by %s failed", proposer.name)
-            return []
+            drafts = [Draft()] * len(asks)
         finally:
             self._requests.step_in_flight = False
         taken = speculation.take(self._state, asks, drafts)
-        if self._recorder is not None and taken:
+        if self._recorder is not None:  # whatever came of them: their pages have been reserved
             self._recorder.drafts(asks, taken)
         return taken
 
