@@ -47,7 +47,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if flags.pop("command") == "profile":
             sets = flags.pop("sets")
             return profile.run(Settings.load(flags, os.environ), sets, began)
-        return _serve(flags, began)
+        settings = Settings.load(flags, os.environ)
+        from server.launch import serve
+
+        return serve(settings, began)
     except (ConfigError, ModelError) as error:
         print(f"octavo: error: {error}", file=sys.stderr)
         return 2
@@ -96,13 +99,6 @@ def _parser() -> Parser:
     profile.add_arguments(profiling)
     add_settings(profiling)
     return parser
-
-
-def _serve(flags: dict[str, object], began: float) -> int:
-    settings = Settings.load(flags, os.environ)
-    from server.launch import serve
-
-    return serve(settings, began)
 
 
 if __name__ == "__main__":

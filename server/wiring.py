@@ -21,7 +21,7 @@ from config.errors import ConfigError
 from config.settings import SECRETS, Settings
 from config.version import VERSION
 from kvstore.store import KVStore
-from kvstore.tier import U8, HostTier
+from kvstore.tier import HostTier
 from models.errors import CacheError
 from models.sampling import SamplingParams
 from models.sampling_state import SamplingState
@@ -89,7 +89,7 @@ async def run(
         ceilings,
         names[0] if settings.metrics_compat == "vllm" else None,
     )
-    engine = make_engine(model, settings, metrics.on_step, model.tier_memory)
+    engine = make_engine(model, settings, metrics.on_step)
     cache = None if settings.kv_cache_dir is None else SavedCache(settings.kv_cache_dir, engine, model)
     if cache is not None:
         cache.load_at_start()
@@ -158,24 +158,20 @@ async def first_token(model: Model, settings: Settings) -> None:
     await engine.stop()
 
 
-def make_engine(
-    model: Model,
-    settings: Settings,
-    on_step: Callable[[StepRecord], None] | None = None,
-    tier_memory: U8 | None = None,
-) -> Engine:
+def make_engine(model: Model, settings: Settings, on_step: Callable[[StepRecord], None] | None = None) -> Engine:
     """An engine with a KV store and a sampling state of its own, over the model's only runner.
 
-    Only one that is told `on_step` records and speculates."""
+    Only one that is told `on_step` records, speculates and has the second tier."""
     plan, config = model.plan, model.runner.config
     drafting = plan.speculation
+    memory = None if on_step is None else model.tier_memory
     store = KVStore(
         num_pages=plan.num_pages,
         page_size=plan.page_size,
         max_sequences=plan.max_num_seqs * (1 if drafting is None else drafting.branches),
         max_model_len=plan.max_model_len,
         prefix_caching=settings.enable_prefix_caching,
-        tier=None if tier_memory is None else HostTier(tier_memory, plan.page_size),
+        tier=None if memory is None else HostTier(memory, plan.page_size),
     )
     limits = Limits(
         max_model_len=plan.max_model_len,
