@@ -85,7 +85,9 @@ def _memory(root: Path) -> tuple[int, int]:
     lines = (line.partition(":") for line in _read(root / "proc/meminfo").splitlines())
     fields = {key: value for key, _, value in lines}
     if "MemTotal" not in fields:
-        return _memory_elsewhere()
+        import psutil  # where there is no /proc
+
+        return psutil.virtual_memory().total, psutil.virtual_memory().available
     total = int(fields["MemTotal"].split()[0]) * 1024
     free = int(fields.get("MemAvailable", fields["MemFree"]).split()[0]) * 1024
     for group in _control_groups(root, "memory"):
@@ -95,14 +97,6 @@ def _memory(root: Path) -> tuple[int, int]:
         used = _number(group / "memory.current") or _number(group / "memory.usage_in_bytes") or 0
         total, free = min(total, limit), min(free, limit - used + _file_cache(group))
     return total, max(0, free)
-
-
-def _memory_elsewhere() -> tuple[int, int]:
-    """The same where there is no /proc."""
-    import psutil
-
-    memory = psutil.virtual_memory()
-    return memory.total, memory.available
 
 
 def _file_cache(group: Path) -> int:

@@ -27,7 +27,7 @@ from rich.console import Console
 from loadtest import difference
 from loadtest.capacity import highest_rate
 from loadtest.driver import TIMEOUT_SECONDS
-from loadtest.figures import Answer, Figures, Slo, details
+from loadtest.figures import Figures, Slo, details
 from loadtest.report import page
 from loadtest.results import RESULTS, new_path, write
 from loadtest.run import How, Run, measure
@@ -128,7 +128,7 @@ def _measure(server: Server, runs: Sequence[Run], options: argparse.Namespace, h
     def one(run: Run, seed: int, how: How) -> Figures:
         figures, answers = measure(server, run, seed, how, live)
         results.append(figures)
-        entries.append(entry(figures, answers))
+        entries.append(asdict(figures) | {"details": details(answers)})
         for text, count in entries[-1]["details"]["errors"].items():
             console.print(f"{run.kind}: {count} failed: {text}", markup=False, style="red")
         return figures
@@ -147,7 +147,9 @@ def _measure(server: Server, runs: Sequence[Run], options: argparse.Namespace, h
         console.print(f"capacity: {content['capacity']:.3g} requests a second", style="bold")
     memory = _memory(server, how.keys)
     if memory:
-        console.print(_memory_line(memory))
+        mib = {name: size >> 20 for name, size in memory.items()}
+        rest = mib["resident"] - mib["weights"] - mib["kv_pool"]
+        console.print(f"resident {mib['resident']} MiB = weights {mib['weights']} + KV pool {mib['kv_pool']} + {rest}")
     content |= {"memory": memory, "info": get_json(f"{server.url}/info", how.keys), "figures": entries}
     path = save(content, server, table(results))
     console.print(f"written to {path} and {path.with_suffix('.html').name}", soft_wrap=True)
@@ -167,11 +169,6 @@ def _capacity(one: Any, runs: Sequence[Run], options: argparse.Namespace, how: H
         return share >= ATTAINED
 
     return highest_rate(keeps, how.rate or 1.0)
-
-
-def entry(figures: Figures, answers: Sequence[Answer]) -> dict[str, Any]:
-    """One set in a file."""
-    return asdict(figures) | {"details": details(answers)}
 
 
 def table(results: Sequence[Figures]) -> list[Row]:
@@ -204,12 +201,6 @@ def _memory(server: Server, keys: Sequence[str]) -> dict[str, int]:
         return {}
     resident = psutil.Process(server.pid).memory_info().rss
     return {"resident": resident, "weights": plan["weight_bytes"], "kv_pool": plan["kv_bytes"]}
-
-
-def _memory_line(memory: dict[str, int]) -> str:
-    mib = {name: size >> 20 for name, size in memory.items()}
-    rest = mib["resident"] - mib["weights"] - mib["kv_pool"]
-    return f"resident {mib['resident']} MiB = weights {mib['weights']} + KV pool {mib['kv_pool']} + {rest}"
 
 
 if __name__ == "__main__":

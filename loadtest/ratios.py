@@ -71,7 +71,9 @@ def ratio_rows(measured: Sequence[Measured]) -> list[Row]:
         ours = own(measured, peer)
         if peer.of_peer and ours is not None:
             shown = [ratio(ours.sets.get(kind), peer.sets.get(kind)) for kind in kinds]
-            rows.append((f"{peer.title}, {peer.weights}", *(_times(value) for value in shown)))
+            rows.append(
+                (f"{peer.title}, {peer.weights}", *("-" if value is None else f"{value:.2f}x" for value in shown))
+            )
     return rows
 
 
@@ -81,7 +83,8 @@ def figure_rows(measured: Sequence[Measured]) -> list[Row]:
     rows: list[Row] = [("", *kinds, "start")]
     for one in measured:
         cells = [_cell(one.sets.get(kind)) for kind in kinds]
-        rows.append((f"{one.title}, {one.weights}", *cells, _seconds(one.ready_seconds)))
+        start = "-" if one.ready_seconds is None else f"{one.ready_seconds:.1f} s"
+        rows.append((f"{one.title}, {one.weights}", *cells, start))
     return rows
 
 
@@ -148,14 +151,6 @@ def _cell(figures: Figures | None) -> str:
     if figures.failed:
         return f"{figures.failed} failed"
     return f"{short(throughput(figures))} ({short(figures.ttft_p50)} / {short(figures.tpot_p50)})"
-
-
-def _times(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}x"
-
-
-def _seconds(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1f} s"
 
 
 def _share(value: float | None, ceiling: float) -> tuple[str, str]:

@@ -28,7 +28,9 @@ def page(content: Mapping[str, Any], table: Sequence[Row]) -> str:
         html(table),
     ]
     if capacity is not None:
-        parts.append(f"<h2>Capacity</h2><p>{capacity:.3g} requests a second keep the objective.</p>{_tried(content)}")
+        tried = sorted((entry["rate"], 100 * entry["within_slo"]) for entry in content["figures"])
+        drawn = chart("requests in time", Axis("requests a second"), Axis("percent"), [Series("in time", tried)])
+        parts.append(f"<h2>Capacity</h2><p>{capacity:.3g} requests a second keep the objective.</p>{drawn}")
     for entry in content["figures"] if capacity is None else ():
         parts.append(f"<h2>{escape(entry['kind'])}</h2>{_charts(entry['details'])}")
         if errors := entry["details"]["errors"]:
@@ -50,8 +52,3 @@ def _charts(details: Mapping[str, Any]) -> str:
     if len(came) > 1 and came[-1][0] > 0:
         drawn.append(chart("first token by arrival", Axis("second of arrival"), Axis("ms"), [Series("TTFT", came)]))
     return "\n".join(drawn)
-
-
-def _tried(content: Mapping[str, Any]) -> str:
-    points = sorted((entry["rate"], 100 * entry["within_slo"]) for entry in content["figures"])
-    return chart("requests in time", Axis("requests a second"), Axis("percent"), [Series("in time", points)])
