@@ -60,15 +60,13 @@ class Tokenizing:
         """Let the threads end; what they are doing is abandoned."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def encode(
-        self, text: str, *, add_special_tokens: bool, truncates: bool = False, field: str = "prompt"
-    ) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool, truncates: bool = False) -> list[int]:
         """The ids of a raw prompt. Special tokens written in it are special tokens.
 
         Raises ContextOverflow, without tokenising, for a text too long for the context however it is cut into tokens.
         """
         if not truncates:
-            self._refuse_hopeless(text, field)
+            self._refuse_hopeless(text, "prompt")
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
@@ -98,13 +96,8 @@ class Tokenizing:
                 code="no_chat_template",
             )
         text = self.template.render(messages, **rendering)
-        if MARK_START not in text and MARK_END not in text:
-            return self.encode(text, add_special_tokens=add_special_tokens, truncates=truncates, field="messages")
         if not truncates:
             self._refuse_hopeless(text, "messages")
-        return self._encode_marked(text, add_special_tokens)
-
-    def _encode_marked(self, text: str, add_special_tokens: bool) -> list[int]:
         ids: list[int] = []
         # Pieces alternate: the template's text, then what was marked (None for a marker that lost its partner).
         for number, piece in enumerate(_MARKED.split(text)):
