@@ -70,6 +70,11 @@ struct Follower {
         }
         return f;
     }
+    // Ask for `count` numbers of a tile from number `from` on.
+    template <class E>
+    INLINE void fetch(const E* memory, int t, int from, int count) const {
+        for (int i = 0; i < count; i += 64 / (int)sizeof(E)) __builtin_prefetch(memory + tile[t] + from + i, 0, 2);
+    }
 };
 
 // R rows against one block of 64 keys that starts at slot `start`. Pages lie anywhere, so nobody else would fetch the next
@@ -96,7 +101,7 @@ __attribute__((noinline)) void attend_block(const KV<E>& kv, const int32_t* tabl
 #pragma GCC unroll 4
         for (int t = 0; t < TILES; t++) {
             const E* key = kv.keys + where[t] + (size_t)d * TILE;
-            __builtin_prefetch(kv.keys + ahead.tile[t] + (size_t)d * TILE, 0, 2);
+            ahead.fetch(kv.keys, t, d * TILE, P * TILE);
 #pragma GCC unroll 4
             for (int r = 0; r < R; r++) score[t][r] = Packed<E>::dot(score[t][r], key, q.query[row + r] + d);
         }
@@ -112,8 +117,7 @@ __attribute__((noinline)) void attend_block(const KV<E>& kv, const int32_t* tabl
         for (int t = 0; t < tiles; t++)
             for (int k = 0; k < TILE; k += P) {
                 const E* value = kv.values + where[t] + (size_t)k * kv.dim + (size_t)d * P;
-#pragma GCC unroll 4
-                for (int v = 0; v < NV; v++) __builtin_prefetch(kv.values + ahead.tile[t] + (size_t)k * kv.dim + (size_t)(d + 16 * v) * P, 0, 2);
+                ahead.fetch(kv.values, t, k * kv.dim + d * P, 16 * NV * P);
 #pragma GCC unroll 4
                 for (int v = 0; v < NV; v++)
 #pragma GCC unroll 4
@@ -140,7 +144,7 @@ INLINE void attend_rows(const KV<E>& kv, const int32_t* table, int kv_head, cons
 
 // The same block with tiles: up to sixteen rows at once, bfloat16, dims in multiples of 32. `query` is [16, dim].
 void attend_block_amx(const KV<bf16>& kv, const int32_t* table, int kv_head, const bf16* query, const int* slots, int rows, int start,
-                      const Partial& state) {
+                      const Follower& follower, const Partial& state) {
     constexpr int TILES = KEY_BLOCK / TILE;
     alignas(64) f32x16 score[TILES][TILE];
     alignas(64) float product[TILE][TILE];
@@ -155,11 +159,14 @@ void attend_block_amx(const KV<bf16>& kv, const int32_t* table, int kv_head, con
         const int slot = start + (t < tiles ? t : 0) * TILE;
         where[t] = kv.tile(table[slot / kv.page_size], kv_head, slot % kv.page_size);
     }
+    Follower ahead = follower;
+    if (start + KEY_BLOCK <= last) ahead = Follower::at(kv, table, kv_head, start + KEY_BLOCK, last);
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
     for (int d = 0; d < kv.dim; d += 32) {
+        for (int t = 0; t < TILES; t++) ahead.fetch(kv.keys, t, d * TILE, 32 * TILE);
         TILE_LOAD(4, query + d, kv.dim * 2);
         TILE_LOAD(5, kv.keys + where[0] + (size_t)d * TILE, 64);
         _tile_dpbf16ps(0, 4, 5);
@@ -179,6 +186,7 @@ void attend_block_amx(const KV<bf16>& kv, const int32_t* table, int kv_head, con
     for (int d = 0; d < kv.dim; d += 16) {
         _tile_zero(0);
         for (int t = 0; t < tiles; t++) {
+            ahead.fetch(kv.values, t, d * TILE, 16 * TILE);
             TILE_LOAD(6, weight[0] + t * TILE, KEY_BLOCK * 2);
             TILE_LOAD(7, kv.values + where[t] + (size_t)d * 2, kv.dim * 4);
             _tile_dpbf16ps(0, 6, 7);
@@ -202,7 +210,8 @@ bool on_tiles(const KV<E>& kv) {
 // Rows in sixteens, their queries gathered once; a row outside every key of a block is passed over as in attend_split.
 template <class E>
 void attend_split_amx([[maybe_unused]] const KV<E>& kv, [[maybe_unused]] const int32_t* table, [[maybe_unused]] int kv_head,
-                      [[maybe_unused]] const QueryTile<E>& q, [[maybe_unused]] int split, [[maybe_unused]] const Partial& state) {
+                      [[maybe_unused]] const QueryTile<E>& q, [[maybe_unused]] int split, [[maybe_unused]] const Follower& follower,
+                      [[maybe_unused]] const Partial& state) {
 #if OCTAVO_AMX
     if constexpr (std::is_same_v<E, bf16>) {
         alignas(64) thread_local bf16 query[TILE * MAX_DIM];
@@ -217,7 +226,7 @@ void attend_split_amx([[maybe_unused]] const KV<E>& kv, [[maybe_unused]] const i
             const Partial part = state.from(row, kv.dim);
             for (int start = split * SPLIT; start < (split + 1) * SPLIT && start <= last; start += KEY_BLOCK)
                 if (!kv.window || start + KEY_BLOCK > first - kv.window + 1)
-                    attend_block_amx(kv, table, kv_head, query, q.slot + row, rows, start, part);
+                    attend_block_amx(kv, table, kv_head, query, q.slot + row, rows, start, follower, part);
         }
     }
 #endif
@@ -228,7 +237,7 @@ template <class E>
 inline void attend_split(const KV<E>& kv, const int32_t* table, int kv_head, const QueryTile<E>& q, int split,
                          const Follower& follower, const Partial& state) {
     state.clear(q.rows, kv.dim);
-    if (on_tiles(kv)) return attend_split_amx(kv, table, kv_head, q, split, state);
+    if (on_tiles(kv)) return attend_split_amx(kv, table, kv_head, q, split, follower, state);
     for (int start = split * SPLIT; start < (split + 1) * SPLIT; start += KEY_BLOCK)
         for (int row = 0; row < q.rows; row += 4) {
             const int rows = q.rows - row < 4 ? q.rows - row : 4;
