@@ -20,6 +20,8 @@ from config.speculative import SpeculativeConfig
 # too; a GPU is usually taken whole, less what activations and graphs need.
 _CPU_SHARE, _CUDA_SHARE = 0.25, 0.85
 _CPU_TILE = 16  # tokens
+# Rows of prompts in a step beside sequences that decode: few enough to keep the slowest stream within twice the median.
+_CPU_PREFILL_BESIDE = 128
 # A context shortened to fit the memory is not worth serving below this.
 _SHORTEST_CONTEXT = 1024
 
@@ -42,6 +44,7 @@ class Plan:
     max_model_len: int  # tokens
     max_num_seqs: int
     max_num_batched_tokens: int
+    max_prefill_beside: int  # of these, of prompts in a step in which others decode
     weight_bytes: int  # an estimate
     speculation: SpeculativeConfig | None = None
     drafting: DraftPlan | None = None  # its model, where it has one
@@ -57,6 +60,9 @@ class Plan:
         pool = f"{format_size(self.kv_bytes)}: {self.num_pages} pages of {self.page_size} tokens, {self.kv_dtype}"
         tier = f"{format_size(self.offload_pages * self.page_bytes)}: {self.offload_pages} pages"
         drafts = f"{self.drafting.model}, {self.drafting.quantization}" if self.drafting else None
+        step = f"{self.max_num_batched_tokens} tokens"
+        if self.max_prefill_beside < self.max_num_batched_tokens:
+            step += f", {self.max_prefill_beside} of prompts beside sequences that decode"
         lines: list[tuple[str, str, str | None]] = [
             ("model", "model", self.model),
             ("device", "device", self.device),
@@ -67,7 +73,7 @@ class Plan:
             ("KV pool", "num_pages", pool),
             ("context", "max_model_len", f"{self.max_model_len} tokens"),
             ("at once", "max_num_seqs", f"{self.max_num_seqs} sequences"),
-            ("step", "max_num_batched_tokens", f"{self.max_num_batched_tokens} tokens"),
+            ("step", "max_num_batched_tokens", step),
             ("second tier", "offload_pages", tier if self.offload_pages else None),
             ("speculation", "speculation", self.speculation.method if self.speculation else None),
             ("drafting", "drafting", drafts),
@@ -139,6 +145,7 @@ def resolve(settings: Settings, hardware: Hardware, facts: ModelFacts, draft: Mo
         max_model_len=max_model_len,
         max_num_seqs=seqs,
         max_num_batched_tokens=budget,
+        max_prefill_beside=min(budget, _CPU_PREFILL_BESIDE) if device == "cpu" else budget,
         weight_bytes=weight_bytes,
         speculation=speculation,
         drafting=drafting,

@@ -6,7 +6,8 @@ the state (admits, preempts, reserves pages) and says what it did. Owned by the 
 The order of things:
 
 1. Running sequences get rows before waiting ones: first one row to each that decodes, then the rest of the budget to
-   prompts that are being computed, the most senior first. Seniority is (priority, arrival, choice).
+   prompts that are being computed, the most senior first. Beside sequences that decode, and wait for them, prompts
+   get no more than a bound of their own. Seniority is (priority, arrival, choice).
 2. Pages are reserved in that order. When there are none, the most junior running sequence is preempted, which may be
    the one asking. So the most senior always gets its pages, and two that cannot both fit run one after the other,
    never back and forth.
@@ -85,6 +86,8 @@ def plan(state: State, budget: int) -> StepPlan:
             prefilling.append(position)
         elif left.tokens:
             rows[position] = left.take(sequence)
+    aside = max(0, left.tokens - state.limits.max_prefill_beside) if len(prefilling) < len(running) else 0
+    left.tokens -= aside
     for position in prefilling:
         if left.tokens:
             rows[position] = left.take(running[position])
@@ -111,7 +114,7 @@ def plan(state: State, budget: int) -> StepPlan:
 
     if state.waiting or state.num_pending:
         _admit_waiting(state, step, left)
-    step.spare = left.tokens
+    step.spare = left.tokens + aside
     return step
 
 

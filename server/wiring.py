@@ -177,6 +177,7 @@ def make_engine(model: Model, settings: Settings, on_step: Callable[[StepRecord]
         max_model_len=plan.max_model_len,
         max_num_seqs=plan.max_num_seqs,
         max_num_batched_tokens=plan.max_num_batched_tokens,
+        max_prefill_beside=plan.max_prefill_beside,
         max_queued_requests=settings.max_queued_requests,
         max_queued_tokens=settings.max_queued_tokens,
         max_queue_delay=settings.max_queue_delay,

@@ -30,6 +30,18 @@ def test_decode_rows_come_before_prompt_chunks(tools: Any) -> None:
         assert rows(bench.step()) == {"a": 1, "b": 1, "long": 6}
 
 
+def test_prompts_leave_most_of_a_step_to_drafts_while_others_decode(tools: Any) -> None:
+    bench = tools.Bench(max_num_batched_tokens=20, max_prefill_beside=4)
+    bench.submit(tools.request("long", range(30)))
+    assert rows(bench.step()) == {"long": 20}  # nobody waits for it
+    bench.submit(tools.request("short", [1], max_tokens=50))
+    assert rows(bench.step()) == {"long": 10, "short": 1}
+    bench.submit(tools.request("longer", range(50, 59)))
+    assert [rows(bench.step()) for _ in range(2)] == [{"long": 1, "short": 1, "longer": 4}] * 2
+    assert bench.plans[-1].spare == 20 - 6
+    assert rows(bench.step()) == {"long": 1, "short": 1, "longer": 1}
+
+
 def test_a_prompt_under_way_comes_before_waiting_prompts(tools: Any) -> None:
     bench = tools.Bench(max_num_batched_tokens=8)
     bench.submit(tools.request("first", range(20)), tools.request("second", range(50, 60)))
