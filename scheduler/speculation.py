@@ -84,7 +84,7 @@ class Speculation:
         if not asking or not spare:
             return []
         rows, tokens = sum(planned.rows), float(len(asking))
-        time = self._seconds(rows)
+        time = self._seconds(len(asking))  # without the prompts beside, whose rows are work of their own
         drafting = self.proposer.seconds(len(asking)) / len(asking)
         prior = self._general.estimate(FIRST_GUESS)
         asks = []
