@@ -1,4 +1,5 @@
 // The attention of attention.h: blocks of keys against register tiles of rows, folds, and the units of a step.
+#pragma GCC optimize("O3")  // elsewhere -O2 is as fast and compiles in half the time
 #include "amx.h"
 #include "attention.h"
 
