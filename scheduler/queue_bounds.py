@@ -20,7 +20,7 @@ from scheduler.requests import Requests
 from scheduler.state import State
 
 # Below these nobody is refused for the delay: a burst is worth waiting for, and a few requests are hardly any load.
-MIN_DELAY_SECONDS = 20.0
+MIN_DELAY_SECONDS = 30.0
 MIN_TAKEN = 8  # choices, running and waiting
 
 
