@@ -1,8 +1,9 @@
 """The sampler in torch: a whole batch of logits at once, on any device. `models.sampling` says what it does.
 
 The reference for the native one, and the one in use where there is no compiler or the logits are on another device.
-Owner: the thread that runs the model. No row's result depends on another row: elementwise work and maxima are exact in
-any order, and every sum is in float64, whose order cannot be seen in the float32 it ends in.
+Owner: the thread that runs the model. No row's result depends on another row, although torch on CUDA may choose another
+order for a row's sum when there are more rows: keys and maxima are exact in any order (of equal logits argmax takes the
+lowest id), and masses are whole numbers, whose sums are too.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from models.base import StepOutput
 from models.noise import gumbel_noise
 from models.sampling import COUNT_MASK, TOP_P_SLACK, SamplingBatch
 
+MASS_ONE = 2.0**44  # the mass of the likeliest token: a flat distribution over 2^18 of them fits an int64
 LARGEST_FACTOR = np.float32(3e38)  # of 1 / temperature: finite, so that 0 times it is 0
 
 
@@ -55,6 +57,11 @@ def report(logits: torch.Tensor, tokens: torch.Tensor, batch: SamplingBatch) -> 
 def _peak(x: torch.Tensor) -> torch.Tensor:
     """The largest of each row [L, 1]; NaN when anything in the row is NaN."""
     return x.amax(dim=1, keepdim=True)
+
+
+def _mass(scaled: torch.Tensor) -> torch.Tensor:
+    """exp of logits that are at most 0, in whole parts of `MASS_ONE`."""
+    return (scaled.double().exp() * MASS_ONE).round().long()
 
 
 def _to(array: npt.NDArray[Any], like: torch.Tensor) -> torch.Tensor:
@@ -130,7 +137,7 @@ def _filtered(x: torch.Tensor, scaled: torch.Tensor, top_k: torch.Tensor, top_p:
     sorted_scaled = scaled.gather(1, order)
     rank = torch.arange(x.shape[1], device=x.device)
     sorted_scaled = sorted_scaled.masked_fill(rank >= top_k[:, None], -torch.inf)
-    weight = sorted_scaled.double().exp()
+    weight = _mass(sorted_scaled)
     mass = weight.cumsum(dim=1)
     need = torch.where(top_p < 1, top_p * (1 - TOP_P_SLACK), torch.inf)[:, None] * mass[:, -1:]
     sorted_scaled = sorted_scaled.masked_fill(mass - weight >= need, -torch.inf)
@@ -165,7 +172,7 @@ def _report(x: torch.Tensor, tokens: torch.Tensor, batch: SamplingBatch) -> Step
     if asking.size:
         rows = _to(asking, x)
         x, ok = x[rows], usable[rows]
-        norm = peak[rows].double() + (x - peak[rows]).double().exp().sum(dim=1, keepdim=True).log()
+        norm = peak[rows].double() + (_mass(x - peak[rows]).sum(dim=1, keepdim=True) / MASS_ONE).log()
         chosen = x.gather(1, tokens[rows].clamp(min=0)[:, None])
         logprobs[rows] = torch.where(ok, (chosen - norm).float().squeeze(1), -torch.inf)
         k = min(columns, vocab_size)
