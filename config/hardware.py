@@ -11,6 +11,7 @@ import math
 import os
 import re
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 # Instruction sets that decide which kernels can run; everything else in /proc/cpuinfo is noise here.
@@ -37,6 +38,7 @@ class Hardware:
     free_bytes: int
     isa: frozenset[str]
     cuda: tuple[CudaDevice, ...] = ()
+    triton: bool = False  # whether it can be imported
 
     @classmethod
     def detect(cls, device: str = "auto", root: Path = Path("/")) -> Hardware:
@@ -44,7 +46,8 @@ class Hardware:
         processor, isa = _processor(root)
         memory, free = _memory(root)
         asks = device == "cuda" or (device == "auto" and _has_gpu_driver(root))
-        return cls(processor, _cores(root), memory, free, isa, _cuda_devices() if asks else ())
+        cuda = _cuda_devices() if asks else ()
+        return cls(processor, _cores(root), memory, free, isa, cuda, find_spec("triton") is not None)
 
 
 def _processor(root: Path) -> tuple[str, frozenset[str]]:

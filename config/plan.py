@@ -99,7 +99,7 @@ def resolve(settings: Settings, hardware: Hardware, facts: ModelFacts, draft: Mo
     device, reasons["device"] = _device(settings, hardware)
     dtype, reasons["dtype"] = _dtype(settings, hardware, device)
     kv_dtype = dtype if settings.kv_cache_dtype == "auto" else settings.kv_cache_dtype
-    backend, reasons["attention_backend"] = _attention_backend(settings, device, {dtype, kv_dtype})
+    backend, reasons["attention_backend"] = _attention_backend(settings, hardware, device, {dtype, kv_dtype})
     quantization, reasons["quantization"] = _quantization(settings, facts, backend)
     threads, reasons["threads"] = _threads(settings, hardware)
 
@@ -174,11 +174,17 @@ def _dtype(settings: Settings, hardware: Hardware, device: str) -> tuple[str, st
     return "float32", "the processor has no bfloat16 arithmetic"
 
 
-def _attention_backend(settings: Settings, device: str, dtypes: set[str]) -> tuple[str, str]:
+def _attention_backend(settings: Settings, hardware: Hardware, device: str, dtypes: set[str]) -> tuple[str, str]:
     if settings.attention_backend == "cpu" and device == "cuda":
         raise ConfigError("--attention-backend cpu needs --device cpu; on CUDA use torch")
     if settings.attention_backend == "cpu" and "float16" in dtypes:
         raise ConfigError("--attention-backend cpu has no float16: use --dtype bfloat16 or --attention-backend torch")
+    if settings.deterministic and device == "cuda":
+        if settings.attention_backend == "torch":
+            raise ConfigError("--attention-backend torch depends on the batch on CUDA: not with --deterministic")
+        if not hardware.triton:
+            raise ConfigError("--deterministic needs triton on CUDA, and there is none: pip install triton")
+        return "triton", "--deterministic: matrix products, norms and attention that do not depend on the batch"
     if settings.attention_backend != "auto":
         backend, reason = settings.attention_backend, "as asked"
     elif device == "cuda":

@@ -88,7 +88,10 @@ class Settings(BaseModel):
         _MODEL, None, "attention kernels: torch is the reference, cpu is C++", "auto"
     )
     deterministic: bool = _setting(
-        _MODEL, None, "on CUDA, only kernels whose result does not depend on the batch (on the CPU all are such)", False
+        _MODEL,
+        None,
+        "on CUDA, Triton kernels whose result does not depend on the batch; on the CPU all are such",
+        False,
     )
     chat_template: str | None = _setting(
         _MODEL, "FILE", "a Jinja file to use in place of the model's own chat template", None

@@ -30,7 +30,8 @@ def build_runner(
 
     `quantization` is "none" (weights in `dtype`), "stored" (a GGUF file's own blocks), "int8" or "int4". Without a
     compiler, or for a shape the kernels have no code for, the torch operators serve the dequantised weights, with one
-    warning. `attention_backend` is "cpu" for the native path or "torch". Raises ModelError.
+    warning. `attention_backend` is "cpu" for the native path, "torch", or "triton" for torch with the kernels of
+    `models.triton`. Raises ModelError.
     """
     if device == "cpu" and attention_backend == "cpu":
         try:
@@ -45,15 +46,25 @@ def build_runner(
             log.warning("%s; serving with torch operators, which are slower", error)
     import torch
 
-    from models.decoder import Decoder
+    from models.decoder import PLAIN, Decoder, Operators
     from models.torch_attention import TorchAttention
     from models.torch_runner import TorchRunner
+
+    operators, attention = PLAIN, TorchAttention
+    if attention_backend == "triton":
+        from models.triton.attention import TritonAttention
+        from models.triton.operators import TritonLinear, rms_norm
+
+        operators, attention = Operators(TritonLinear, rms_norm), TritonAttention
 
     torch.set_num_threads(threads)
     where, kind, kv_kind = torch.device(device), getattr(torch, dtype), getattr(torch, kv_dtype)
     names = set(checkpoint.names())
-    decoder = Decoder(checkpoint.config, checkpoint.tensor, names, device=where, dtype=kind, max_length=max_model_len)
-    return TorchRunner(decoder, TorchAttention(checkpoint.config, where, kv_kind))
+    decoder = Decoder(
+        checkpoint.config, checkpoint.tensor, names,
+        device=where, dtype=kind, max_length=max_model_len, operators=operators,
+    )  # fmt: skip
+    return TorchRunner(decoder, attention(checkpoint.config, where, kv_kind))
 
 
 def build_key(runner: Runner) -> str:

@@ -7,6 +7,7 @@ attention is `TorchAttention`'s. Equations: Touvron et al. 2023 (RMSNorm before 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -53,20 +54,37 @@ class Linear:
         return functional.linear(x, self.weight, self.bias)
 
 
+class Operators(NamedTuple):
+    """The operators that sum over a row. All else in the decoder works on single numbers, whatever is beside them."""
+
+    linear: Callable[[Tensor, Tensor | None], Callable[[Tensor], Tensor]] = Linear
+    rms_norm: Callable[[Tensor, Tensor, float], Tensor] = rms_norm
+
+
+PLAIN = Operators()
+
+
 class DecoderLayer:
     """One block: attention, then the gated MLP, each behind a norm and added to the residual."""
 
-    def __init__(self, config: ModelConfig, index: int, fetch: Fetch, optional: Callable[[str], Tensor | None]) -> None:
-        self.config, self.index = config, index
+    def __init__(
+        self,
+        config: ModelConfig,
+        index: int,
+        fetch: Fetch,
+        optional: Callable[[str], Tensor | None],
+        operators: Operators,
+    ) -> None:
+        self.config, self.index, self.norm = config, index, operators.rms_norm
         prefix = f"model.layers.{index}."
         self.input_norm = fetch(prefix + "input_layernorm.weight")
         self.post_norm = fetch(prefix + "post_attention_layernorm.weight")
         self.q_norm, self.k_norm = (optional(prefix + f"self_attn.{n}_norm.weight") for n in "qk")
 
-        def fused(*names: str) -> Linear:
+        def fused(*names: str) -> Callable[[Tensor], Tensor]:
             biases = [optional(f"{prefix}{n}.bias") for n in names]
             bias = torch.cat([b for b in biases if b is not None]) if biases[0] is not None else None
-            return Linear(torch.cat([fetch(f"{prefix}{n}.weight") for n in names]), bias)
+            return operators.linear(torch.cat([fetch(f"{prefix}{n}.weight") for n in names]), bias)
 
         self.qkv = fused("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
         self.output = fused("self_attn.o_proj")
@@ -75,13 +93,13 @@ class DecoderLayer:
 
     def __call__(self, x: Tensor, cosine: Tensor, sine: Tensor, attention: TorchAttention) -> Tensor:
         c, rows = self.config, x.shape[0]
-        qkv = self.qkv(rms_norm(x, self.input_norm, c.norm_eps)).view(rows, -1, c.head_dim)
+        qkv = self.qkv(self.norm(x, self.input_norm, c.norm_eps)).view(rows, -1, c.head_dim)
         q, k, v = torch.split(qkv, [c.num_heads, c.num_kv_heads, c.num_kv_heads], 1)
         if self.q_norm is not None and self.k_norm is not None:
-            q, k = rms_norm(q, self.q_norm, c.norm_eps), rms_norm(k, self.k_norm, c.norm_eps)
+            q, k = self.norm(q, self.q_norm, c.norm_eps), self.norm(k, self.k_norm, c.norm_eps)
         attended = attention.attend(self.index, rotate(q, cosine, sine), rotate(k, cosine, sine), v)
         x = x + self.output(attended.reshape(rows, -1))
-        gate, up = self.gate_up(rms_norm(x, self.post_norm, c.norm_eps)).chunk(2, -1)
+        gate, up = self.gate_up(self.norm(x, self.post_norm, c.norm_eps)).chunk(2, -1)
         return x + self.down(functional.silu(gate) * up)
 
 
@@ -97,6 +115,7 @@ class Decoder:
         device: torch.device,
         dtype: torch.dtype,
         max_length: int,
+        operators: Operators = PLAIN,
     ) -> None:
         def take(name: str) -> Tensor:
             return fetch(name).to(device=device, dtype=dtype)
@@ -104,11 +123,11 @@ class Decoder:
         def optional(name: str) -> Tensor | None:
             return take(name) if name in names else None
 
-        self.config = config
+        self.config, self.norm = config, operators.rms_norm
         self.embedding = take("model.embed_tokens.weight")
-        self.layers = [DecoderLayer(config, i, take, optional) for i in range(config.num_layers)]
+        self.layers = [DecoderLayer(config, i, take, optional, operators) for i in range(config.num_layers)]
         self.final_norm = take("model.norm.weight")
-        self.head = Linear(self.embedding if config.tie_embeddings else take("lm_head.weight"), None)
+        self.head = operators.linear(self.embedding if config.tie_embeddings else take("lm_head.weight"), None)
         cosine, sine = rope_tables(config, max_length)
         self.cosine, self.sine = (torch.from_numpy(t).to(device)[:, None, :] for t in (cosine, sine))
 
@@ -125,4 +144,4 @@ class Decoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Float32 logits [n, vocab] of rows [n, hidden]."""
-        return self.head(rms_norm(hidden, self.final_norm, self.config.norm_eps)).float()
+        return self.head(self.norm(hidden, self.final_norm, self.config.norm_eps)).float()

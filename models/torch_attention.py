@@ -57,7 +57,7 @@ class TorchAttention:
         rows = torch.repeat_interleave(
             torch.arange(len(lengths)), torch.diff(torch.from_numpy(batch.query_starts)).long()
         ).to(to)
-        self.slots = slots
+        self.slots, self.rows = slots, rows  # of every query row [T]: its slot, and its sequence's row of the tables
         self.pages, self.offsets = self.tables[rows, slots // self.page_size], slots % self.page_size
 
     def attend(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
@@ -65,10 +65,14 @@ class TorchAttention:
 
         query [T, heads, head_dim], key and value [T, kv_heads, head_dim], all after RoPE. Returns [T, heads, head_dim].
         """
-        c = self.config
         keys, values = self.memory[layer]
         keys[self.pages, :, self.offsets] = key.to(self.dtype)
         values[self.pages, :, self.offsets] = value.to(self.dtype)
+        return self.read(layer, query)
+
+    def read(self, layer: int, query: torch.Tensor) -> torch.Tensor:
+        """`attend`, but of keys and values that have been written."""
+        c, (keys, values) = self.config, self.memory[layer]
         window, shared = c.windows[layer], c.num_heads // c.num_kv_heads
         out = torch.empty_like(query)
         for index, (begin, end, length) in enumerate(self.spans):

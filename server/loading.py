@@ -80,8 +80,9 @@ def load_model(
             attach(plan, runner, drafter)
     from models.build import build_key
 
-    numbers = (plan.quantization, plan.dtype, plan.kv_dtype, plan.page_size, runner.page_bytes(plan.page_size))
-    identity = {"model": checkpoint.fingerprint, "format": " ".join(map(str, numbers)), "build": build_key(runner)}
+    sizes = (plan.page_size, runner.page_bytes(plan.page_size))
+    forms = (plan.quantization, plan.dtype, plan.kv_dtype, plan.attention_backend, *sizes)
+    identity = {"model": checkpoint.fingerprint, "format": " ".join(map(str, forms)), "build": build_key(runner)}
     return Model(plan, runner, tokenizer, identity, memory, drafter)
 
 

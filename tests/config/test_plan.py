@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ GIB = 1 << 30
 LAPTOP = Hardware("CPU", cores=4, memory_bytes=16 * GIB, free_bytes=8 * GIB, isa=frozenset({"avx2"}))
 SERVER = Hardware("Xeon", cores=32, memory_bytes=256 * GIB, free_bytes=200 * GIB, isa=frozenset({"avx2", "amx_bf16"}))
 GPU = CudaDevice("H200", memory_bytes=140 * GIB, free_bytes=100 * GIB, capability=(9, 0))
-GPU_SERVER = Hardware("Xeon", 32, 256 * GIB, 200 * GIB, frozenset({"avx2"}), (GPU,))
+GPU_SERVER = Hardware("Xeon", 32, 256 * GIB, 200 * GIB, frozenset({"avx2"}), (GPU,), triton=True)
 
 # 30 layers of 3 KV heads of 64: 11,520 numbers a token, 45 KiB in float32.
 SMALL = ModelFacts("small", "Q4_1", 4, parameters=135_000_000, max_position=8192, kv_numbers_per_token=11_520)
@@ -73,6 +74,21 @@ def test_what_only_the_cpu_can_do_is_refused_on_cuda() -> None:
     assert "--device cpu" in refusal(GPU_SERVER, attention_backend="cpu")
     assert "needs the CPU kernels" in refusal(GPU_SERVER, quantization="int8")
     assert plan(GPU_SERVER).attention_backend == "torch"
+
+
+def test_deterministic_takes_other_kernels_on_cuda_and_none_elsewhere() -> None:
+    decided = plan(GPU_SERVER, LARGE, deterministic="true")
+    assert decided.attention_backend == "triton"
+    assert "--deterministic" in decided.reasons["attention_backend"]
+    assert plan(SERVER, LARGE, deterministic="true") == plan(SERVER, LARGE)
+    assert plan(GPU_SERVER, device="cpu", deterministic="true") == plan(GPU_SERVER, device="cpu")
+
+
+def test_deterministic_is_refused_on_cuda_where_it_cannot_hold() -> None:
+    assert "pip install triton" in refusal(replace(GPU_SERVER, triton=False), deterministic="true")
+    assert "--attention-backend torch" in refusal(GPU_SERVER, deterministic="true", attention_backend="torch")
+    assert "needs the CPU kernels" in refusal(GPU_SERVER, deterministic="true", quantization="int8")
+    assert plan(replace(GPU_SERVER, triton=False)).attention_backend == "torch"
 
 
 def test_pages_are_whole_tiles_of_the_cpu_kernels() -> None:
