@@ -8,8 +8,6 @@ is not cut over several programs, so one long sequence alone does not fill a GPU
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -24,10 +22,10 @@ LOG2_E = 1.4426950408889634
 
 @triton.jit(do_not_specialize=["table_width"])
 def _attend(
-    query: Any, keys: Any, values: Any, tables: Any, sequences: Any, slots: Any, out: Any, scale: Any, table_width: Any,
+    query, keys, values, tables, sequences, slots, out, scale, table_width,
     kv_heads: tl.constexpr, shared: tl.constexpr, dim: tl.constexpr, page_size: tl.constexpr, window: tl.constexpr,
     kind: tl.constexpr, tile: tl.constexpr, wide: tl.constexpr, block: tl.constexpr,
-) -> None:  # fmt: skip
+):  # fmt: skip
     row, kv_head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     head, d, key = tl.arange(0, tile), tl.arange(0, wide), tl.arange(0, block)
     slot = tl.load(slots + row).to(tl.int32)

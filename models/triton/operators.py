@@ -11,8 +11,6 @@ from that (`do_not_specialize`), so that one binary computes every step.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -24,10 +22,10 @@ TILE_ROWS, TILE_OUTPUTS, TILE_INPUTS = 64, 64, 64
 
 @triton.jit(do_not_specialize=["rows"])
 def _linear(
-    x: Any, weight: Any, bias: Any, out: Any, rows: Any,
+    x, weight, bias, out, rows,
     inputs: tl.constexpr, outputs: tl.constexpr, with_bias: tl.constexpr,
     tile_rows: tl.constexpr, tile_outputs: tl.constexpr, tile_inputs: tl.constexpr,
-) -> None:  # fmt: skip
+):  # fmt: skip
     row = (tl.program_id(1) * tile_rows + tl.arange(0, tile_rows)).to(tl.int64)
     column = (tl.program_id(0) * tile_outputs + tl.arange(0, tile_outputs)).to(tl.int64)
     inner = tl.arange(0, tile_inputs)
@@ -45,7 +43,7 @@ def _linear(
 
 
 @triton.jit
-def _rms_norm(x: Any, weight: Any, out: Any, eps: Any, size: tl.constexpr, block: tl.constexpr) -> None:
+def _rms_norm(x, weight, out, eps, size: tl.constexpr, block: tl.constexpr):
     row, i = tl.program_id(0).to(tl.int64), tl.arange(0, block)
     wide = tl.load(x + row * size + i, i < size, 0.0).to(tl.float32)
     scaled = wide * tl.rsqrt(tl.sum(wide * wide, 0) / size + eps)
