@@ -63,6 +63,7 @@ class Plan:
         step = f"{self.max_num_batched_tokens} tokens"
         if self.max_prefill_beside < self.max_num_batched_tokens:
             step += f", {self.max_prefill_beside} of prompts beside sequences that decode"
+        drafting = "none" if self.speculation is None else self.speculation.method
         lines: list[tuple[str, str, str | None]] = [
             ("model", "model", self.model),
             ("device", "device", self.device),
@@ -75,7 +76,7 @@ class Plan:
             ("at once", "max_num_seqs", f"{self.max_num_seqs} sequences"),
             ("step", "max_num_batched_tokens", step),
             ("second tier", "offload_pages", tier if self.offload_pages else None),
-            ("speculation", "speculation", self.speculation.method if self.speculation else None),
+            ("speculation", "speculation", drafting if "speculation" in self.reasons else None),
             ("drafting", "drafting", drafts),
         ]
         return [(label, value, self.reasons.get(name, "")) for label, name, value in lines if value is not None]
@@ -115,7 +116,7 @@ def resolve(settings: Settings, hardware: Hardware, facts: ModelFacts, draft: Mo
 
     free -= weight_bytes
     speculation, why = choose_speculation(settings, backend)
-    if speculation is not None:
+    if why:
         reasons["speculation"] = why
     drafting = plan_drafting(
         speculation, facts, draft, quantization=quantization, dtype=dtype, kv_dtype=kv_dtype,

@@ -112,8 +112,10 @@ def get_json(url: str, keys: Sequence[str] = ()) -> Any:
 
 
 def first_model(url: str, keys: Sequence[str] = ()) -> str:
-    """The first model a server lists. Raises RuntimeError when it lists none."""
+    """The first model a server lists. Raises RuntimeError when it lists none, or does not say so."""
     models = get_json(f"{url}/v1/models", keys)
+    if models is None:
+        raise RuntimeError(f"{url}/v1/models gives no list: is it there, and has it its key?")
     if not isinstance(models, dict) or not models.get("data"):
         raise RuntimeError(f"{url} lists no models")
     return str(models["data"][0]["id"])

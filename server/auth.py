@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.answer import ErrorResponse
 from server.errors import InvalidKey
+from server.exchange import current
 from server.keys import KeyRing
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/version"})
@@ -47,10 +48,12 @@ class KeyGuard:
         given = _given(scope)
         key = self._keys.find(given)
         caller.set(hashlib.sha256(given).hexdigest()[:16] if key is None else key.id)
+        if key is not None and (exchange := current.get()) is not None:
+            exchange.key = key.name
         if path in ADMIN_PATHS or (self._keys.has_admins and path.startswith(ADMIN_PREFIX)):
             if key is not None and key.admin:
                 return None
-            return InvalidKey(f"{path} needs an admin key; the server is given one with --admin-api-key.")
+            return InvalidKey(f"{path} needs an admin key, of --admin-api-key or of --api-key-file.")
         if key is not None or not self._keys.closed or path in self._open:
             return None
         return InvalidKey("A valid API key is needed: Authorization: Bearer KEY.")

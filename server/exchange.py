@@ -27,6 +27,7 @@ class Exchange:
     deadline: float = math.inf  # the same clock's reading by which it has to be answered
     status: int | None = None  # of the response, once it has begun
     error: str | None = None  # the code of an error that was answered or sent in a stream
+    key: str | None = None  # its API key's name
     generation: Mapping[str, Any] = field(default_factory=dict)
     lives: list[RequestLife] = field(default_factory=list)  # of the prompts, in the engine
     prompts: list[str] | None = None  # only when the operator wants to see them

@@ -58,7 +58,7 @@ class KeyLimits:
         active = self._engine.active_of(key_id)
         if key.max_concurrent is not None and active and active + choices > key.max_concurrent:
             rate = self._engine.drain_rate or 1.0
-            message = f"Your key may have {key.max_concurrent} requests at once, and has {active}."
+            message = f"Your key may have no more than {key.max_concurrent} requests at once, and has {active}."
             raise Overloaded(message, retry_after_seconds=min(60.0, 1 / rate))
         asked = {"requests": key.requests_per_minute, "tokens": key.tokens_per_minute}
         buckets = {unit: self._bucket(key, unit, limit, now) for unit, limit in asked.items() if limit is not None}

@@ -53,7 +53,8 @@ def check_tls(certfile: Path | None, keyfile: Path | None) -> None:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certfile, keyfile)
     except OSError as error:  # ssl.SSLError is one
         reason = error.strerror or str(error)
-        raise ConfigError(f"--ssl-certfile {certfile}, --ssl-keyfile {keyfile}: {reason.lower()}") from None
+        files = f"--ssl-certfile {certfile}" + ("" if keyfile is None else f", --ssl-keyfile {keyfile}")
+        raise ConfigError(f"{files}: {reason.lower()}") from None
 
 
 def url_of(bound: socket.socket, scheme: str = "http") -> str:

@@ -69,6 +69,7 @@ def log_request(exchange: Exchange) -> None:
         "status": exchange.status,
         "seconds": round(time.monotonic() - exchange.began, 6),
         "error": exchange.error,
+        "key": exchange.key,
         **exchange.generation,
         "prompts": exchange.prompts,
     }

@@ -107,7 +107,7 @@ async def run(
     tell("READY=1")
     await daemon.serve(sockets=[bound])
     watchdog.stop()
-    if state.tracer is not None:
+    if state.tracer is not None and not daemon.force_exit:
         state.tracer.close()
     if engine.busy:  # a step that does not end would keep the process
         leave(0)
@@ -122,7 +122,7 @@ def _reload(keys: KeyRing) -> None:
 
     def reload() -> None:
         try:
-            logger.info("%d API keys are valid now", keys.reload())
+            logger.info("the API keys were read again: %d", keys.reload())
         except ConfigError as error:
             logger.error("the API keys stay as they were: %s", error)
 

@@ -71,6 +71,7 @@ def test_what_changes_no_bit_drafts_unless_told_otherwise() -> None:
     [line] = [row for row in plan(None).rows() if row[0] == "speculation"]
     assert line == ("speculation", "ngram", "default: changes no bit, and drafts only where it pays")
     json.dumps(plan(None).as_dict())
+    assert ("speculation", "none", "as asked") in plan({"method": "none"}).rows()
 
 
 def test_proposers_without_a_model_need_no_plan() -> None:

@@ -161,15 +161,18 @@ def test_the_capacity_is_searched_and_drawn(url: str, tmp_path: Path, capsys: py
     assert main([url, "chat:50", "--find-capacity"]) == 1
 
 
+NOBODY = "loadtest: http://127.0.0.1:1/v1/models gives no list: is it there, and has it its key?\n"
+
+
 def test_a_server_that_is_not_there_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["http://127.0.0.1:1"]) == 1
-    assert capsys.readouterr().out == "loadtest: http://127.0.0.1:1 lists no models\n"
+    assert capsys.readouterr().out == NOBODY
 
 
 def test_it_is_a_command_of_octavo() -> None:
     command = [sys.executable, "-m", "server.cli", "loadtest", "http://127.0.0.1:1", "chat:1:1"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (result.returncode, result.stdout) == (1, "loadtest: http://127.0.0.1:1 lists no models\n")
+    assert (result.returncode, result.stdout) == (1, NOBODY)
 
 
 def test_a_daemon_that_does_not_start_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,10 +6,12 @@ import io
 import json
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from server.keys import digest
 from server.logs import JSONFormatter, TextFormatter
 
 SECRET = "xylophone"
@@ -94,6 +96,20 @@ def test_prompts_are_logged_for_who_asks(serving: Any, log: Log) -> None:
         server.complete(f"Say {SECRET}", max_tokens=1)
         server.wait_until(lambda: bool(log.lines))
     assert any(SECRET in prompt for prompt in log.lines[0]["prompts"])
+
+
+def test_a_named_key_is_told_and_never_shown(serving: Any, log: Log, tmp_path: Path) -> None:
+    file = tmp_path / "keys.yaml"
+    file.write_text(f"- {{name: alice, sha256: {digest(SECRET)}}}\n")
+    with serving(key_file=file) as server:
+        body = {"model": server.model, "prompt": "Hello", "max_tokens": 1}
+        headers = {"x-request-id": "hers", "authorization": f"Bearer {SECRET}"}
+        assert server.http.post("/v1/completions", json=body, headers=headers).status_code == 200
+        assert server.http.post("/v1/completions", json=body, headers={"x-request-id": "his"}).status_code == 401
+        server.wait_until(lambda: log.text.count('"status"') == 2)
+    assert log.of("hers")["key"] == "alice"
+    assert "key" not in log.of("his")
+    assert SECRET not in log.text
 
 
 def test_a_client_cannot_forge_lines(server: Any, log: Log) -> None:
