@@ -310,13 +310,13 @@ class SamplingState:
         forbidden: set[int] = set()
         if params.min_tokens > 0:
             forbidden = {t for t in (*self._eos, *params.stop_token_ids) if 0 <= t < self.vocab_size}
-        outside = np.zeros(self.vocab_size, np.bool_)
+        never = np.empty(0, np.int32)
         if params.allowed_token_ids is not None:
-            outside[:] = True
+            outside = np.ones(self.vocab_size, np.bool_)
             outside[list(params.allowed_token_ids)] = False
+            never = np.flatnonzero(outside).astype(np.int32)
             if forbidden.issuperset(params.allowed_token_ids):
                 forbidden = set()
-        never = np.flatnonzero(outside).astype(np.int32)
         biased = [token for token, _ in params.logit_bias] + singles
         values = [value for _, value in params.logit_bias] + [BAD_WORD_BIAS] * len(singles)
         if not biased and not never.size and not forbidden:

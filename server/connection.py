@@ -28,6 +28,7 @@ class Connection(HttpToolsProtocol):
     _head_timer: asyncio.TimerHandle | None = None
     _in_head = True
     _held_bytes = 0  # received since the head or a piece of the body was last complete
+    _head_bytes = 0  # of the headers
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -55,11 +56,21 @@ class Connection(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._in_head:
+            self._head_bytes += len(name) + len(value)
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         self._head_arrived()
-        super().on_headers_complete()
+        upgrade = self.parser.should_upgrade()
+        if len(self.url) + self._head_bytes > MAX_HEAD_BYTES:
+            self.send_400_response("The head of the request is too large.")
+        elif upgrade and any(name in (b"content-length", b"transfer-encoding") for name, _ in self.headers):
+            # The parser takes what follows for the other protocol's, or for another request.
+            self.send_400_response("There are no upgrades: send a request with a body without Upgrade.")
+        else:
+            super().on_headers_complete()
+            if upgrade:
+                self.cycle.keep_alive = False
 
     def on_body(self, body: bytes) -> None:
         self._held_bytes = 0
@@ -67,7 +78,7 @@ class Connection(HttpToolsProtocol):
 
     def _expect_head(self) -> None:
         self._head_arrived()
-        self._in_head = True
+        self._in_head, self._head_bytes = True, 0
         self._head_timer = self.loop.call_later(HEAD_SECONDS, self.transport.close)
 
     def _head_arrived(self) -> None:

@@ -126,11 +126,24 @@ def test_no_path_gets_around_the_key(keyed: Any, method: bytes, target: bytes) -
     assert b"root:" not in answer
 
 
-def test_a_request_to_become_another_protocol_is_an_ordinary_one(server: Any) -> None:
-    for upgrade in (b"h2c", b"websocket"):
-        head = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, close\r\nUpgrade: " + upgrade + b"\r\n\r\n"
+def test_a_request_to_become_another_protocol_is_an_ordinary_one_and_the_last(server: Any) -> None:
+    inner = b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n"
+    for upgrade in (b"h2c", b"websocket", b"foo"):
+        asking = b"Host: x\r\nConnection: Upgrade\r\nUpgrade: " + upgrade + b"\r\n"
+        head = b"GET /health HTTP/1.1\r\n" + asking + b"\r\n"
         assert statuses(exchange(server, head)) == [200]
+        assert statuses(exchange(server, head + inner)) == [200]
+        for length in (b"Content-Length: %d" % len(inner), b"Transfer-Encoding: chunked"):
+            head = b"POST /v1/completions HTTP/1.1\r\n" + asking + length + b"\r\n\r\n"
+            assert statuses(exchange(server, head + inner)) == [400]
+            assert statuses(exchange(server, head)) == [400], "before what follows can pass for a request"
     assert statuses(exchange(server, b"CONNECT x:80 HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"))[0] >= 400
+
+
+def test_a_head_that_comes_at_once_has_the_same_bound(server: Any) -> None:
+    head = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\nX-Long: %b\r\n\r\n"
+    assert statuses(exchange(server, head % (b"a" * 60_000))) == [200]
+    assert statuses(exchange(server, head % (b"a" * 70_000))) == [400]
 
 
 @pytest.mark.parametrize(
