@@ -42,9 +42,8 @@ def choose_speculation(settings: Settings, backend: str) -> tuple[SpeculativeCon
     if asked is not None:
         return (None if asked.method == "none" else asked), "as asked"
     if backend == "cpu" and settings.speculative_acceptance == "keyed":
-        return SpeculativeConfig.model_validate(
-            {"method": "ngram"}
-        ), "default: changes no bit, and drafts only where it pays"
+        ngram = SpeculativeConfig.model_validate({"method": "ngram"})
+        return ngram, "default: changes no bit, and drafts only where it pays"
     return None, ""
 
 

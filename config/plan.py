@@ -63,7 +63,7 @@ class Plan:
         step = f"{self.max_num_batched_tokens} tokens"
         if self.max_prefill_beside < self.max_num_batched_tokens:
             step += f", {self.max_prefill_beside} of prompts beside sequences that decode"
-        drafting = "none" if self.speculation is None else self.speculation.method
+        method = "none" if self.speculation is None else self.speculation.method
         lines: list[tuple[str, str, str | None]] = [
             ("model", "model", self.model),
             ("device", "device", self.device),
@@ -76,7 +76,7 @@ class Plan:
             ("at once", "max_num_seqs", f"{self.max_num_seqs} sequences"),
             ("step", "max_num_batched_tokens", step),
             ("second tier", "offload_pages", tier if self.offload_pages else None),
-            ("speculation", "speculation", drafting if "speculation" in self.reasons else None),
+            ("speculation", "speculation", method if "speculation" in self.reasons else None),
             ("drafting", "drafting", drafts),
         ]
         return [(label, value, self.reasons.get(name, "")) for label, name, value in lines if value is not None]

@@ -59,17 +59,17 @@ INLINE void softmax_block(f32x16 (*score)[TILE], int rows, float scale, bool mas
     }
 }
 
-// Where the tiles of a block lie.
-struct Follower {
+// Where the tiles of a block of keys lie. Those past the last slot repeat the first; their scores are masked.
+struct Block {
     size_t tile[KEY_BLOCK / TILE];
     template <class E>
-    static INLINE Follower at(const KV<E>& kv, const int32_t* table, int kv_head, int start, int last) {
-        Follower f;
+    static INLINE Block at(const KV<E>& kv, const int32_t* table, int kv_head, int start, int last) {
+        Block block;
         for (int t = 0; t < KEY_BLOCK / TILE; t++) {
             const int slot = start + t * TILE <= last ? start + t * TILE : start;
-            f.tile[t] = kv.tile(table[slot / kv.page_size], kv_head, slot % kv.page_size);
+            block.tile[t] = kv.tile(table[slot / kv.page_size], kv_head, slot % kv.page_size);
         }
-        return f;
+        return block;
     }
     // Ask for `count` numbers of a tile from number `from` on.
     template <class E>
@@ -82,26 +82,21 @@ struct Follower {
 // block in time; after a unit's last one that is the `follower`.
 template <class E, int R, int NV>
 __attribute__((noinline)) void attend_block(const KV<E>& kv, const int32_t* table, int kv_head, const QueryTile<E>& q, int row,
-                                            int start, const Follower& follower, const Partial& state) {
+                                            int start, const Block& follower, const Partial& state) {
     constexpr int P = Packed<E>::pair, TILES = KEY_BLOCK / TILE;
     const float scale = 1.44269504f / std::sqrt((float)kv.dim);  // log2(e) / sqrt(dim): exponentials are powers of two
     int last = 0, first = 1 << 30;
     for (int r = 0; r < R; r++) last = q.slot[row + r] > last ? q.slot[row + r] : last, first = q.slot[row + r] < first ? q.slot[row + r] : first;
     const int tiles = last - start >= KEY_BLOCK - 1 ? TILES : (last - start) / TILE + 1;
-    size_t where[TILES];
-    for (int t = 0; t < TILES; t++) {  // tiles past the end repeat a valid one; their scores are masked
-        int slot = start + (t < tiles ? t : 0) * TILE;
-        where[t] = kv.tile(table[slot / kv.page_size], kv_head, slot % kv.page_size);
-    }
-    Follower ahead = follower;
-    if (start + KEY_BLOCK <= last) ahead = Follower::at(kv, table, kv_head, start + KEY_BLOCK, last);
+    const Block here = Block::at(kv, table, kv_head, start, last);
+    const Block ahead = start + KEY_BLOCK <= last ? Block::at(kv, table, kv_head, start + KEY_BLOCK, last) : follower;
     f32x16 score[TILES][TILE];
     for (int t = 0; t < TILES; t++)
         for (int r = 0; r < R; r++) score[t][r] = f32x16{};
     for (int d = 0; d < kv.dim; d += P) {
 #pragma GCC unroll 4
         for (int t = 0; t < TILES; t++) {
-            const E* key = kv.keys + where[t] + (size_t)d * TILE;
+            const E* key = kv.keys + here.tile[t] + (size_t)d * TILE;
             ahead.fetch(kv.keys, t, d * TILE, P * TILE);
 #pragma GCC unroll 4
             for (int r = 0; r < R; r++) score[t][r] = Packed<E>::dot(score[t][r], key, q.query[row + r] + d);
@@ -117,7 +112,7 @@ __attribute__((noinline)) void attend_block(const KV<E>& kv, const int32_t* tabl
             for (int v = 0; v < NV; v++) acc[r][v] = load<f32x16>(state.out + (size_t)r * kv.dim + d + 16 * v) * splat(shrink[r]);
         for (int t = 0; t < tiles; t++)
             for (int k = 0; k < TILE; k += P) {
-                const E* value = kv.values + where[t] + (size_t)k * kv.dim + (size_t)d * P;
+                const E* value = kv.values + here.tile[t] + (size_t)k * kv.dim + (size_t)d * P;
                 ahead.fetch(kv.values, t, k * kv.dim + d * P, 16 * NV * P);
 #pragma GCC unroll 4
                 for (int v = 0; v < NV; v++)
@@ -131,7 +126,7 @@ __attribute__((noinline)) void attend_block(const KV<E>& kv, const int32_t* tabl
 
 template <class E, int NV>
 INLINE void attend_rows(const KV<E>& kv, const int32_t* table, int kv_head, const QueryTile<E>& q, int row, int rows, int start,
-                        const Follower& follower, const Partial& whole) {
+                        const Block& follower, const Partial& whole) {
     const Partial s = whole.from(row, kv.dim);
     switch (rows) {
         case 1: return attend_block<E, 1, NV>(kv, table, kv_head, q, row, start, follower, s);
@@ -145,7 +140,7 @@ INLINE void attend_rows(const KV<E>& kv, const int32_t* table, int kv_head, cons
 
 // The same block with tiles: up to sixteen rows at once, bfloat16, dims in multiples of 32. `query` is [16, dim].
 void attend_block_amx(const KV<bf16>& kv, const int32_t* table, int kv_head, const bf16* query, const int* slots, int rows, int start,
-                      const Follower& follower, const Partial& state) {
+                      const Block& follower, const Partial& state) {
     constexpr int TILES = KEY_BLOCK / TILE;
     alignas(64) f32x16 score[TILES][TILE];
     alignas(64) float product[TILE][TILE];
@@ -155,13 +150,8 @@ void attend_block_amx(const KV<bf16>& kv, const int32_t* table, int kv_head, con
     int last = 0, first = 1 << 30;
     for (int r = 0; r < rows; r++) last = slots[r] > last ? slots[r] : last, first = slots[r] < first ? slots[r] : first;
     const int tiles = last - start >= KEY_BLOCK - 1 ? TILES : (last - start) / TILE + 1;
-    size_t where[TILES];
-    for (int t = 0; t < TILES; t++) {  // as in attend_block
-        const int slot = start + (t < tiles ? t : 0) * TILE;
-        where[t] = kv.tile(table[slot / kv.page_size], kv_head, slot % kv.page_size);
-    }
-    Follower ahead = follower;
-    if (start + KEY_BLOCK <= last) ahead = Follower::at(kv, table, kv_head, start + KEY_BLOCK, last);
+    const Block here = Block::at(kv, table, kv_head, start, last);
+    const Block ahead = start + KEY_BLOCK <= last ? Block::at(kv, table, kv_head, start + KEY_BLOCK, last) : follower;
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
@@ -169,13 +159,13 @@ void attend_block_amx(const KV<bf16>& kv, const int32_t* table, int kv_head, con
     for (int d = 0; d < kv.dim; d += 32) {
         for (int t = 0; t < TILES; t++) ahead.fetch(kv.keys, t, d * TILE, 32 * TILE);
         TILE_LOAD(4, query + d, kv.dim * 2);
-        TILE_LOAD(5, kv.keys + where[0] + (size_t)d * TILE, 64);
+        TILE_LOAD(5, kv.keys + here.tile[0] + (size_t)d * TILE, 64);
         _tile_dpbf16ps(0, 4, 5);
-        TILE_LOAD(5, kv.keys + where[1] + (size_t)d * TILE, 64);
+        TILE_LOAD(5, kv.keys + here.tile[1] + (size_t)d * TILE, 64);
         _tile_dpbf16ps(1, 4, 5);
-        TILE_LOAD(5, kv.keys + where[2] + (size_t)d * TILE, 64);
+        TILE_LOAD(5, kv.keys + here.tile[2] + (size_t)d * TILE, 64);
         _tile_dpbf16ps(2, 4, 5);
-        TILE_LOAD(5, kv.keys + where[3] + (size_t)d * TILE, 64);
+        TILE_LOAD(5, kv.keys + here.tile[3] + (size_t)d * TILE, 64);
         _tile_dpbf16ps(3, 4, 5);
     }
     _tile_stored(0, score[0], 64);
@@ -189,7 +179,7 @@ void attend_block_amx(const KV<bf16>& kv, const int32_t* table, int kv_head, con
         for (int t = 0; t < tiles; t++) {
             ahead.fetch(kv.values, t, d * TILE, 16 * TILE);
             TILE_LOAD(6, weight[0] + t * TILE, KEY_BLOCK * 2);
-            TILE_LOAD(7, kv.values + where[t] + (size_t)d * 2, kv.dim * 4);
+            TILE_LOAD(7, kv.values + here.tile[t] + (size_t)d * 2, kv.dim * 4);
             _tile_dpbf16ps(0, 6, 7);
         }
         _tile_stored(0, product, 64);
@@ -211,7 +201,7 @@ bool on_tiles(const KV<E>& kv) {
 // Rows in sixteens, their queries gathered once; a row outside every key of a block is passed over as in attend_split.
 template <class E>
 void attend_split_amx([[maybe_unused]] const KV<E>& kv, [[maybe_unused]] const int32_t* table, [[maybe_unused]] int kv_head,
-                      [[maybe_unused]] const QueryTile<E>& q, [[maybe_unused]] int split, [[maybe_unused]] const Follower& follower,
+                      [[maybe_unused]] const QueryTile<E>& q, [[maybe_unused]] int split, [[maybe_unused]] const Block& follower,
                       [[maybe_unused]] const Partial& state) {
 #if OCTAVO_AMX
     if constexpr (std::is_same_v<E, bf16>) {
@@ -236,7 +226,7 @@ void attend_split_amx([[maybe_unused]] const KV<E>& kv, [[maybe_unused]] const i
 // All rows of a tile against the keys of one split.
 template <class E>
 inline void attend_split(const KV<E>& kv, const int32_t* table, int kv_head, const QueryTile<E>& q, int split,
-                         const Follower& follower, const Partial& state) {
+                         const Block& follower, const Partial& state) {
     state.clear(q.rows, kv.dim);
     if (on_tiles(kv)) return attend_split_amx(kv, table, kv_head, q, split, follower, state);
     for (int start = split * SPLIT; start < (split + 1) * SPLIT; start += KEY_BLOCK)
@@ -297,7 +287,7 @@ void attention(Pool& pool, const KV<E>& kv, const AttentionStep<E>& step, const 
         // What this thread most likely does next.
         const Unit& next = units[i + pool.threads() < (int)units.size() ? i + pool.threads() : i];
         const int32_t* next_table = step.table + (size_t)next.sequence * step.table_stride;
-        const Follower follower = Follower::at(kv, next_table, next.kv_head, next.split * SPLIT, step.lengths[next.sequence] - 1);
+        const Block follower = Block::at(kv, next_table, next.kv_head, next.split * SPLIT, step.lengths[next.sequence] - 1);
         if (u.splits) return attend_split(kv, table, u.kv_head, q, u.split, follower, shared_scratch.part(u.at, q.rows, kv.dim));
         const size_t size = partial_floats(q.rows, kv.dim);
         own[thread].part(size, q.rows, kv.dim);  // grow before taking pointers
