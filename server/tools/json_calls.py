@@ -11,20 +11,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection
-from typing import Any, Literal
+from typing import Any
 
 import orjson
 
 from server.stops import StopMatcher
-from server.tools.parts import CallParser, Nesting
+from server.tools.parts import MAX_NAME_CHARS, CallParser, Nesting, Reading
 
 ARGS = "[ARGS]"
-MAX_NAME_CHARS = 256
 
 _HEAD = re.compile(r'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*\{', re.DOTALL)
-
-State = Literal["text", "opened", "name", "call", "between"]
-Outcome = Literal["open", "whole", "failed"]
 
 
 class JsonCalls(CallParser):
@@ -43,197 +39,139 @@ class JsonCalls(CallParser):
     ) -> None:
         """`bare`: an answer may begin with a call, unmarked. `separator` stands between calls outside lists. `named`: a
         name may come before its arguments, outside the JSON."""
+        self._opening, self._closing, self._separator = opening, closing, separator
+        self._bare, self._named = bare, named
         super().__init__(names, new_id)
-        self._opening, self._closing, self._separator, self._named = opening, closing, separator, named
-        self._matcher = self._marks()
-        self._state: State = "opened" if bare else "text"
-        self._raw = ""  # what has to be text if no call comes of it
-        self._in_list = False
-        self._reader: CallReader | None = None
 
-    def step(self, char: str) -> None:
-        match self._state:
-            case "text":
-                found = self._matcher.feed(char)
-                self.say(found.text)
-                if found.stop == self._opening:
-                    self._state, self._raw, self._in_list = "opened", found.stop, False
-                elif found.stop is not None:
-                    self._matcher = self._marks()
-                    if self._behind_call:
-                        self._blanks = ""
-                    else:
-                        self.say(found.stop)
-            case "opened":
-                self._step_opened(char)
-            case "name":
-                self._step_name(char)
-            case "call":
-                self._step_call(char)
-            case "between":
-                self._step_between(char)
+    def read(self) -> Reading[None]:
+        char: str | None = None
+        if self._bare:
+            char = yield from self._calls("")
+        while char != "":
+            char = yield from self._text(char)
+            if char is None:
+                char = yield from self._calls(self._opening)
 
-    def end(self) -> None:
-        match self._state:
-            case "text":
-                rest = self._matcher.finish()
-                if not (self._behind_call and self._closing.startswith(rest)):
-                    self.say(rest)
-            case "call":
-                if self._reader is not None and self._reader.begun:
-                    self.end_call(whole=False)
-                elif self._reader is not None:
-                    self.say(self._raw + self._reader.text)
-            case "opened" | "name" | "between":
-                self.say(self._raw)
+    def _text(self, char: str | None) -> Reading[str | None]:
+        """Text up to an opening mark, and None; or to the end, and ""."""
+        marks = [mark for mark in (self._opening, self._closing) if mark]
+        matcher = StopMatcher(tuple(marks))
+        while char := (yield) if char is None else char:  # the end is an empty one
+            found, char = matcher.feed(char), None
+            self.say(found.text)
+            if found.stop == self._opening:
+                return None
+            if found.stop is not None:
+                matcher = StopMatcher(tuple(marks))
+                if self._behind_call:
+                    self._blanks = ""
+                else:
+                    self.say(found.stop)
+        rest = matcher.finish()
+        if not (self._behind_call and self._closing.startswith(rest)):
+            self.say(rest)
+        return ""
 
     @property
     def _behind_call(self) -> bool:
         """Whether nothing but blanks has come since a call."""
         return self._at_edge and self.calls > 0
 
-    def _marks(self) -> StopMatcher:
-        return StopMatcher((self._opening, self._closing) if self._closing else (self._opening,))
+    def _calls(self, raw: str) -> Reading[str | None]:
+        """Calls one after the other, and the character behind them, None where it is not known yet.
 
-    def _back_to_text(self) -> None:
-        raw, self._raw = self._raw, ""
-        self._state, self._matcher = "text", self._marks()
-        self.say(raw)
+        `raw` is what has to be text if no call comes of it.
+        """
+        in_list = False
+        while True:
+            char, name = (yield), None
+            while char.isspace() or (char == "[" and not in_list and raw.strip() in ("", self._opening)):
+                in_list = in_list or char == "["
+                raw += char
+                char = yield
+            if self._named and not in_list and char != "{" and raw.startswith(self._opening):
+                written = ""
+                while char not in ("{", "") and len(written.rstrip()) < MAX_NAME_CHARS + len(ARGS):
+                    written += char
+                    char = yield
+                raw += written
+                name = written.rstrip().removesuffix(ARGS).strip()
+            if char != "{" or not (name is None or name in self.names):
+                self.say(raw)
+                return char
+            whole, char_behind = yield from self._call(raw, char, name)
+            raw = ""
+            if not whole or not (in_list or self._separator):
+                return char_behind
+            while (char := (yield)).isspace():
+                raw += char
+            if char == "]" and in_list:
+                return None
+            if char != ("," if in_list else self._separator):
+                self.say(raw)
+                return char
+            raw += char
 
-    def _give_up(self, char: str) -> None:
-        """What was taken for a call is text."""
-        self._back_to_text()
-        self.step(char)
+    def _call(self, raw: str, char: str, name: str | None) -> Reading[tuple[bool, str | None]]:
+        """One call written as an object that begins with `char`; whether it is whole, and the character behind one that
+        is not. With `name`, only the arguments are in the object.
 
-    def _step_opened(self, char: str) -> None:
-        if char == "{":
-            self._reader = CallReader(self)
-            self._state = "call"
-            self._step_call(char)
-        elif char == "[" and not self._in_list and self._raw.strip() in ("", self._opening):
-            self._in_list = True
-            self._raw += char
-        elif char.isspace():
-            self._raw += char
-        elif self._named and not self._in_list and self._raw.startswith(self._opening):
-            self._state = "name"
-            self._step_name(char)
-        else:
-            self._give_up(char)
+        It is let out as soon as it is sure to be one: when its name is known and its arguments begin. A call with other
+        keys before them, or whose arguments are a string of JSON, is known by its end only.
+        """
+        nesting, text = Nesting(), ""
+        nesting.feed(char)
+        level = 0 if name else 1  # brackets around the arguments
+        while name is None:
+            if not nesting.depth and self._add_whole(text + char):
+                return True, None
+            head = _HEAD.fullmatch(text + char) if char == "{" else None
+            name = None if head is None else _json(head[1])
+            if not char or not nesting.depth or (head is not None and name not in self.names):
+                self.say(raw + text)
+                return False, char
+            if name is None:
+                text += char
+                char = yield
+                nesting.feed(char)
+        self.begin_call(name)
+        arguments = char
+        self.add_arguments(char)
+        while nesting.depth > level:
+            char = yield
+            if not char:
+                self.end_call(whole=False)
+                return False, char
+            nesting.feed(char)
+            arguments += char
+            self.add_arguments(char)
+        whole, others = isinstance(_json(arguments), dict), False
+        while nesting.depth:
+            char = yield
+            nesting.feed(char)
+            others = others or char == ","
+            if not char or not (others or char.isspace() or nesting.depth == 0):
+                self.end_call(whole=whole and char != "")
+                return False, char
+        self.end_call(whole=whole)
+        return True, None
 
-    def _step_name(self, char: str) -> None:
-        written = self._raw.removeprefix(self._opening).strip()
-        if char != "{":
-            if len(written) < MAX_NAME_CHARS + len(ARGS):
-                self._raw += char
-            else:
-                self._give_up(char)
-            return
-        name = written.removesuffix(ARGS).strip()
-        if name not in self.names:
-            self._give_up(char)
-            return
-        self._reader = CallReader(self, name)
-        self._state = "call"
-        self._step_call(char)
-
-    def _step_call(self, char: str) -> None:
-        assert self._reader is not None
-        outcome = self._reader.feed(char)
-        if outcome == "failed":
-            self._raw = "" if self._reader.begun else self._raw + self._reader.text
-            self._give_up(char)
-        elif outcome == "whole":
-            self._raw = ""
-            self._state = "between"
-            if not (self._in_list or self._separator):
-                self._back_to_text()
-
-    def _step_between(self, char: str) -> None:
-        if char.isspace():
-            self._raw += char
-        elif char == ("," if self._in_list else self._separator):
-            self._raw += char
-            self._state = "opened"
-        elif char == "]" and self._in_list:
-            self._raw = ""
-            self._back_to_text()
-        else:
-            self._give_up(char)
-
-
-class CallReader:
-    """Reads one call written as an object, and tells `parser` of it as soon as it is sure to be one: when its name is
-    known and its arguments begin. A call with other keys before them, or whose arguments are a string of JSON, is known
-    by its end only.
-
-    `text` is what was read of it until then. With `name`, only the arguments are in the text.
-    """
-
-    def __init__(self, parser: CallParser, name: str | None = None) -> None:
-        self.text = ""
-        self.begun = name is not None
-        self._parser = parser
-        self._nesting = Nesting()
-        self._level = 1 if name is None else 0  # brackets around the arguments
-        self._state: Literal["head", "arguments", "behind", "others"] = "head" if name is None else "arguments"
-        self._arguments: list[str] = []
-        if name is not None:
-            parser.begin_call(name)
-
-    def feed(self, char: str) -> Outcome:
-        """Take the next character. After a failure it is not part of `text`."""
-        self._nesting.feed(char)
-        match self._state:
-            case "arguments":
-                self._add(char)
-                if self._nesting.depth > self._level:
-                    return "open"
-                self._state = "behind"
-                return "open" if self._level else self._ended()
-            case "behind" | "others":
-                if self._nesting.depth == 0:
-                    return self._ended()
-                if char == ",":
-                    self._state = "others"
-                return "open" if self._state == "others" or char.isspace() else self._ended(failed=True)
-        if self._nesting.depth == 0:
-            return self._whole(self.text + char)
-        if char == "{" and (head := _HEAD.fullmatch(self.text + char)) is not None:
-            name = _json(head[1])
-            if name not in self._parser.names:
-                return "failed"
-            self._begin(name)
-            self._add(char)
-        self.text += char
-        return "open"
-
-    def _whole(self, text: str) -> Outcome:
-        """The object has ended, and was not known for a call before."""
+    def _add_whole(self, text: str) -> bool:
+        """Let out an object that has ended, if it is a call."""
         call = _json(text)
         name = call.get("name") if isinstance(call, dict) else None
-        if not isinstance(name, str) or name not in self._parser.names:
-            return "failed"
+        if not isinstance(name, str) or name not in self.names:
+            return False
         arguments = call.get("arguments", call.get("parameters"))
         if isinstance(arguments, dict):
             arguments = orjson.dumps(arguments).decode()
-        if not isinstance(arguments or "{}", str) or not isinstance(_json(arguments or "{}"), dict):
-            return "failed"
-        self._begin(name)
-        self._add(arguments or "{}")
-        return self._ended()
-
-    def _begin(self, name: str) -> None:
-        self.begun, self._state = True, "arguments"
-        self._parser.begin_call(name)
-
-    def _add(self, text: str) -> None:
-        self._arguments.append(text)
-        self._parser.add_arguments(text)
-
-    def _ended(self, *, failed: bool = False) -> Outcome:
-        self._parser.end_call(whole=isinstance(_json("".join(self._arguments)), dict))
-        return "failed" if failed else "whole"
+        arguments = arguments or "{}"
+        if not isinstance(arguments, str) or not isinstance(_json(arguments), dict):
+            return False
+        self.begin_call(name)
+        self.add_arguments(arguments)
+        self.end_call(whole=True)
+        return True
 
 
 def _json(text: str) -> Any:

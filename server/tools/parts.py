@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Collection, Generator, Iterable
+from contextlib import suppress
+from typing import Literal, NamedTuple, TypeVar
 
+T = TypeVar("T")
+
+MAX_NAME_CHARS = 256
+
+Reading = Generator[None, str, T]
 Kind = Literal["text", "reasoning", "call"]
 
 
@@ -47,25 +53,26 @@ class CallParser(ABC):
         self._parts: list[Part] = []
         self._blanks = ""  # held back
         self._at_edge = True  # at the beginning or behind a call
+        self._reading = self.read()
+        next(self._reading)
+
+    @abstractmethod
+    def read(self) -> Reading[None]:
+        """Is sent the text character by character, and at its end an empty one."""
 
     def feed(self, text: str) -> list[Part]:
         """Add text; what became certain."""
         for char in text:
-            self.step(char)
+            self._reading.send(char)
         return self._taken()
 
     def finish(self) -> list[Part]:
         """What was held back, when no more will come."""
-        self.end()
+        with suppress(StopIteration):
+            self._reading.send("")
         if not self.calls:
             self._parts.append(Part("text", self._blanks))
         return self._taken()
-
-    @abstractmethod
-    def step(self, char: str) -> None: ...
-
-    @abstractmethod
-    def end(self) -> None: ...
 
     def say(self, text: str) -> None:
         for char in text:

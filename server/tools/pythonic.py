@@ -10,108 +10,71 @@ import ast
 import json
 import re
 import warnings
-from collections.abc import Callable, Collection
-from typing import Any, Literal
+from typing import Any
 
-from server.tools.parts import CallParser, Nesting
+from server.tools.parts import MAX_NAME_CHARS, CallParser, Nesting, Reading
 
-MAX_NAME_CHARS = 256
 KEYWORD = re.compile(r"[\w.-]+")
 _NAMES = {"true": True, "false": False, "null": None}
 
-State = Literal["start", "name", "argument", "after", "text"]
-
 
 class PythonicCalls(CallParser):
-    """`_raw` is what has to be text if no call comes of it."""
+    def read(self) -> Reading[None]:
+        raw = ""
+        while (char := (yield)).isspace():
+            raw += char
+        self.say((yield from self._calls(raw + char)) if char == "[" else raw + char)
+        while char := (yield):
+            self.say(char)
 
-    def __init__(self, names: Collection[str], new_id: Callable[[], str]) -> None:
-        super().__init__(names, new_id)
-        self._state: State = "start"
-        self._raw = ""
-        self._written = ""  # of the name or argument being read
-        self._keywords: set[str] = set()
-        self._nesting = Nesting()
+    def _calls(self, raw: str) -> Reading[str]:
+        """The list behind its bracket; what is text behind it. `raw` has to be text if no call comes of it."""
+        while True:
+            written = ""
+            while (char := (yield)) != "(" or written.strip() not in self.names:
+                known = char.isspace() or KEYWORD.fullmatch(written.strip() + char)
+                if not char or not known or len(written) >= MAX_NAME_CHARS:
+                    return raw + written + char
+                written += char
+            self.begin_call(written.strip())
+            rest = yield from self._arguments()
+            if rest is not None:
+                return rest
+            raw = ""
+            while (char := (yield)).isspace():
+                raw += char
+            if char != ",":
+                return "" if char == "]" else raw + char
+            raw += char
 
-    def step(self, char: str) -> None:
-        match self._state:
-            case "start":
-                if char == "[" and not self._raw.strip():
-                    self._state = "name"
-                    self._raw += char
-                elif char.isspace():
-                    self._raw += char
-                else:
-                    self._give_up(char)
-            case "name":
-                self._step_name(char)
-            case "argument":
-                self._step_argument(char)
-            case "after":
-                self._step_after(char)
-            case "text":
-                self.say(char)
-
-    def end(self) -> None:
-        if self._state == "argument":
-            self.end_call(whole=False)
-        self.say(self._raw)
-
-    def _give_up(self, char: str) -> None:
-        raw, self._raw = self._raw, ""
-        self._state = "text"
-        self.say(raw + char)
-
-    def _step_name(self, char: str) -> None:
-        name = self._written.strip()
-        if char == "(" and name in self.names:
-            self.begin_call(name)
-            self._raw = self._written = ""
-            self._keywords, self._nesting = set(), Nesting("\"'")
-            self._state = "argument"
-        elif len(self._written) < MAX_NAME_CHARS and (char.isspace() or KEYWORD.fullmatch(name + char)):
-            self._written += char
-            self._raw += char
-        else:
-            self._give_up(char)
-
-    def _step_argument(self, char: str) -> None:
-        nesting = self._nesting
-        if char not in ",)" or nesting.in_string or nesting.depth:
-            nesting.feed(char)
-            self._written += char
-            return
-        keyword, _, literal = (text.strip() for text in self._written.partition("="))
-        if keyword or char == ",":
-            try:
-                value = json.dumps(literal_of(literal), ensure_ascii=False, allow_nan=False)
-                value.encode()
-            except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
-                value = ""
-            if not value or not KEYWORD.fullmatch(keyword) or keyword in self._keywords:
-                self.end_call(whole=False)
-                self._give_up(self._written.lstrip() + char)
-                return
-            self.add_arguments(", " if self._keywords else "{")
-            self.add_arguments(f"{json.dumps(keyword, ensure_ascii=False)}: {value}")
-            self._keywords.add(keyword)
-        self._written = ""
-        if char == ")":
-            self.add_arguments("}" if self._keywords else "{}")
-            self.end_call(whole=True)
-            self._state = "after"
-
-    def _step_after(self, char: str) -> None:
-        if char == ",":
-            self._raw += char
-            self._state = "name"
-        elif char == "]":
-            self._raw = ""
-            self._state = "text"
-        elif char.isspace():
-            self._raw += char
-        else:
-            self._give_up(char)
+    def _arguments(self) -> Reading[str | None]:
+        """Up to the closing bracket; what is text where they break off."""
+        written, keywords, nesting = "", set[str](), Nesting("\"'")
+        while char := (yield):
+            if char not in ",)" or nesting.in_string or nesting.depth:
+                nesting.feed(char)
+                written += char
+                continue
+            keyword, _, literal = (text.strip() for text in written.partition("="))
+            if keyword or char == ",":
+                try:
+                    value = json.dumps(literal_of(literal), ensure_ascii=False, allow_nan=False)
+                    value.encode()
+                except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+                    value = ""
+                if not value or not KEYWORD.fullmatch(keyword) or keyword in keywords:
+                    self.end_call(whole=False)
+                    return written.lstrip() + char
+                self.add_arguments(", " if keywords else "{")
+                self.add_arguments(f"{json.dumps(keyword, ensure_ascii=False)}: {value}")
+                keywords.add(keyword)
+            written = ""
+            if char == ")":
+                self.add_arguments("}" if keywords else "{}")
+                self.end_call(whole=True)
+                return None
+        self.end_call(whole=False)
+        return ""
 
 
 def literal_of(text: str) -> Any:
