@@ -21,10 +21,10 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from loadtest.document import Content, command, image, json_of, publish
-from loadtest.plots import Axis, Series, chart
+from loadtest.document import Content, Part, command, drawn, json_of, publish
+from loadtest.plots import Axis, Series, line
 from loadtest.servers import Server, daemon
-from loadtest.tables import Row, markdown
+from loadtest.tables import table
 
 VOCABULARY = 40_000  # token ids below this are words in any model worth measuring
 LONGEST = 2048  # tokens that `kvstore.measure` sets aside for a contiguous context
@@ -34,7 +34,7 @@ OPERATIONS = {"match_per_100": "match, 100 tokens", "lock": "open, close", "inse
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and write; 1 when it failed."""
     parser = command("bench-cache", "Measure the prefix cache.", "docs/kv-store.md")
-    return publish(parser, arguments, "cache", _measure, charts, body)
+    return publish(parser, arguments, "cache", _measure, parts)
 
 
 def _measure(_: argparse.Namespace) -> Content:
@@ -152,15 +152,22 @@ def restart(length: int = 1800) -> dict[str, float]:
     return found
 
 
-def charts(content: Content) -> dict[str, str]:
-    """SVG documents by name."""
+def parts(content: Content) -> list[Part]:
+    """The generated part of the document."""
     waste = {row["way"]: row["wasted"] for row in content["chats"]}
     limits = (2048, 4096, 8192)  # a run that is longer wastes what it is longer by
     contiguous = [(limit, 100 - 100 * (1 - waste["contiguous"]) * LONGEST / limit) for limit in limits]
-    reuse = content["reuse"]
-    served = content["turns_served"]
-    return {
-        "cache-waste": chart(
+    chats, reuse = (
+        [row | {"found": row["found_tokens"] / row["prompt_tokens"]} for row in content[name]]
+        for name in ("chats", "reuse")
+    )
+    costs, classic, again, served = (content[name] for name in ("costs", "classic", "restart", "turns_served"))
+    recomputed = 1 - sum(p["found"] for p in served) / sum(p["history"] for p in served)
+    return [
+        f"{content['machine']['processor']}, {content['machine']['cpus']} CPUs.",
+        "## Sharing",
+        drawn(
+            "cache-waste",
             "Memory set aside and not used, 1,000 chats",
             Axis("longest context served", 2),
             Axis("percent of what is set aside"),
@@ -169,79 +176,62 @@ def charts(content: Content) -> dict[str, str]:
                 Series("pages", [(limit, 100 * waste["radix tree"]) for limit in limits]),
             ],
         ),
-        "cache-reuse": chart(
+        drawn(
+            "cache-reuse",
             "Prompt tokens found in the cache, chats of ten turns",
             Axis("pages in the pool", 2),
             Axis("percent of all prompt tokens"),
             [
-                Series(name, [(r["pages"], 100 * _found(r)) for r in reuse if r["way"] == way])
+                line(name, [row for row in reuse if row["way"] == way], "pages", "found", 100)
                 for name, way in (("tree", "radix tree"), ("full blocks", "hashed full blocks"))
             ],
         ),
-        "cache-cost": chart(
+        table(
+            "1,000 chats | wasted | prompt tokens found | us an operation",
+            "{way} | {wasted:.1%} | {found:.1%} | {microseconds:.1f}",
+            chats,
+        ),
+        f"1,000 requests of which 60% share one of 5 prefixes: {classic['bounded']:.1%} found theirs in a cache of 500"
+        f" entries, {classic['unbounded']:.1%} in one without bound.",
+        "## Cost",
+        drawn(
+            "cache-cost",
             "Cost of an operation by the size of the tree",
             Axis("tokens in the tree", 10),
             Axis("microseconds", 10),
-            [
-                Series(name, [(point["tokens"], point[key]) for point in content["costs"]])
-                for key, name in OPERATIONS.items()
-            ],
+            [line(name, costs, "tokens", key) for key, name in OPERATIONS.items()],
         ),
-        "cache-turns": chart(
+        table(
+            " | ".join(("leaves", "tokens in the tree", *OPERATIONS.values())),
+            " | ".join(("{leaves:,}", "{tokens:,}", *(f"{{{key}:.1f}}" for key in OPERATIONS))),
+            costs,
+        ),
+        "## A burst of 64 requests with one new prefix of 2,000 tokens",
+        table(
+            "policy | prompt tokens asked | computed | fewest possible | over",
+            "{policy} | {asked:,} | {computed:,.0f} | {fewest:,} | {over:.1%}",
+            [row | {"over": row["computed"] / row["fewest"] - 1} for row in content["burst"]],
+        ),
+        "## Chats of ten turns",
+        drawn(
+            "cache-turns",
             "History computed again in a chat, 8 users at once",
             Axis("turn"),
             Axis("percent of the history"),
             [Series("computed", [(p["turn"], 100 - 100 * p["found"] / p["history"]) for p in served])],
         ),
-    }
-
-
-def _found(row: dict[str, Any]) -> float:
-    return float(row["found_tokens"]) / float(row["prompt_tokens"])
-
-
-def body(content: Content) -> str:
-    """The generated part of the document."""
-    ways: list[Row] = [("1,000 chats", "wasted", "prompt tokens found", "us an operation")]
-    for row in content["chats"]:
-        ways.append((row["way"], f"{row['wasted']:.1%}", f"{_found(row):.1%}", f"{row['microseconds']:.1f}"))
-    costs: list[Row] = [("leaves", "tokens in the tree", *OPERATIONS.values())]
-    for point in content["costs"]:
-        costs.append((f"{point['leaves']:,}", f"{point['tokens']:,}", *(f"{point[key]:.1f}" for key in OPERATIONS)))
-    bursts: list[Row] = [("policy", "prompt tokens asked", "computed", "fewest possible", "over")]
-    for row in content["burst"]:
-        over = row["computed"] / row["fewest"] - 1
-        bursts.append(
-            (row["policy"], f"{row['asked']:,}", f"{row['computed']:,.0f}", f"{row['fewest']:,}", f"{over:.1%}")
-        )
-    swaps: list[Row] = [("second tier", "seconds", "tokens/s", "preemptions", "pages stored", "loaded", "recomputed")]
-    for row in content["preempted"]:
-        moved = (f"{row[name]:,.0f}" for name in ("preemptions", "stored", "loaded", "recomputed"))
-        swaps.append((row["offload"], f"{row['seconds']:.1f}", f"{row['tokens_per_second']:,.0f}", *moved))
-    classic, again, served = content["classic"], content["restart"], content["turns_served"]
-    recomputed = 1 - sum(p["found"] for p in served) / sum(p["history"] for p in served)
-    sentence = (
-        f"1,000 requests of which 60% share one of 5 prefixes: {classic['bounded']:.1%} found theirs in a cache of 500"
-        f" entries, {classic['unbounded']:.1%} in one without bound."
-    )
-    restarted = (
-        f"An answer of one token after a prompt of 1,800: {again['cold']:.0f} ms cold, {again['warm']:.0f} ms warm,"
-        f" {again['restarted']:.0f} ms first after a restart with `--kv-cache-dir`."
-    )
-    parts = [
-        f"{content['machine']['processor']}, {content['machine']['cpus']} CPUs.",
-        *("## Sharing", image("cache-waste"), image("cache-reuse"), markdown(ways), sentence),
-        *("## Cost", image("cache-cost"), markdown(costs)),
-        *("## A burst of 64 requests with one new prefix of 2,000 tokens", markdown(bursts)),
-        *(
-            "## Chats of ten turns",
-            image("cache-turns"),
-            f"In all, {recomputed:.2%} of the history was computed again.",
+        f"In all, {recomputed:.2%} of the history was computed again.",
+        "## Pushed out of the pool in turns",
+        table(
+            "second tier | seconds | tokens/s | preemptions | pages stored | loaded | recomputed",
+            "{offload} | {seconds:.1f} | {tokens_per_second:,.0f} | {preemptions:,.0f} | {stored:,.0f} |"
+            " {loaded:,.0f} | {recomputed:,.0f}",
+            content["preempted"],
         ),
-        *("## Pushed out of the pool in turns", markdown(swaps)),
-        *("## A restart", restarted),
+        "## A restart",
+        f"An answer of one token after a prompt of 1,800: {again['cold']:.0f} ms cold, {again['warm']:.0f} ms warm,"
+        f" {again['restarted']:.0f} ms first after a restart with `--kv-cache-dir`.",
     ]
-    return "\n\n".join(parts) + "\n"
 
 
 if __name__ == "__main__":

@@ -9,14 +9,17 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from loadtest.plots import Axis, Series, chart
 from loadtest.results import RESULTS, new_path, write
+from loadtest.tables import Row, markdown
 
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 Content = dict[str, Any]
+Part = str | list[Row] | tuple[str, str]  # a paragraph, a table, or a chart: its name and an SVG document
 
 
 def command(name: str, description: str, document: str) -> argparse.ArgumentParser:
@@ -32,17 +35,16 @@ def publish(
     arguments: Sequence[str] | None,
     kept_as: str,
     measure: Callable[[argparse.Namespace], Content],
-    charts: Callable[[Content], Mapping[str, str]],
-    body: Callable[[Content], str],
+    parts: Callable[[Content], Sequence[Part]],
 ) -> int:
-    """Measure, keep the figures, and write: `charts` are SVG documents by name. 1 when it failed."""
+    """Measure, keep the figures, and write. 1 when it failed."""
     options = parser.parse_args(arguments)
     try:
         if options.show:
             content: Content = json.loads(options.show.read_text(encoding="utf-8"))
         else:
             content = write(new_path(RESULTS, f"-{kept_as}"), measure(options))
-        fill(options.document, charts(content), body(content))
+        fill(options.document, parts(content))
     except (RuntimeError, ValueError, OSError) as error:
         print(f"{parser.prog.removeprefix('make ')}: {error}", file=sys.stderr)
         return 1
@@ -50,22 +52,28 @@ def publish(
     return 0
 
 
-def fill(document: Path, drawings: Mapping[str, str], measured: str) -> None:
-    """Write charts beside the document, and `measured` between its marks. Raises ValueError without the marks."""
+def fill(document: Path, parts: Sequence[Part]) -> None:
+    """Write charts beside the document, and all parts between its marks. Raises ValueError without the marks."""
     text = document.read_text(encoding="utf-8")
     if text.count(BEGIN) != 1 or text.count(END) != 1:
         raise ValueError(f"{document} has no single pair of {BEGIN} and {END}")
     folder = document.parent / "plots"
     folder.mkdir(exist_ok=True)
-    for name, drawing in drawings.items():
-        (folder / f"{name}.svg").write_text(drawing, encoding="utf-8")
     before, _, rest = text.partition(BEGIN)
-    after = rest.partition(END)[2]
-    document.write_text(f"{before}{BEGIN}\n\n{measured}\n{END}{after}", encoding="utf-8")
+    measured = [before + BEGIN]
+    for part in parts:
+        if isinstance(part, tuple):
+            name, drawing = part
+            (folder / f"{name}.svg").write_text(drawing, encoding="utf-8")
+            measured.append(f"![{name}](plots/{name}.svg)")
+        else:
+            measured.append(part if isinstance(part, str) else markdown(part))
+    document.write_text("\n\n".join([*measured, END]) + rest.partition(END)[2], encoding="utf-8")
 
 
-def image(name: str) -> str:
-    return f"![{name}](plots/{name}.svg)"
+def drawn(name: str, title: str, x: Axis, y: Axis, series: Sequence[Series]) -> Part:
+    """A chart as a part."""
+    return name, chart(title, x, y, series)
 
 
 def json_of(*module_and_flags: str) -> Content:

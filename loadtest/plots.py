@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 from xml.sax.saxutils import escape
 
 WIDTH, HEIGHT = 640, 360
@@ -34,6 +35,11 @@ class Series:
     points: Sequence[tuple[float, float]]
     dashed: bool = False
     scattered: bool = False
+
+
+def line(name: str, points: Iterable[Mapping[str, Any]], x: str, y: str, scale: float = 1.0) -> Series:
+    """Two fields of what was measured, the second times `scale`."""
+    return Series(name, [(point[x], point[y] * scale) for point in points])
 
 
 def _scale(grid: Sequence[float], start: float, end: float, base: int) -> Callable[[float], float]:

@@ -30,7 +30,7 @@ from loadtest.driver import drive
 from loadtest.figures import Figures, summarise
 from loadtest.peers.install import default_model
 from loadtest.servers import Server, daemon
-from loadtest.speculation_document import body, charts
+from loadtest.speculation_document import parts
 from loadtest.workloads import Prompt, make
 
 REPEATS = Path(__file__).parent / "data" / "repeats.jsonl"
@@ -79,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = command("bench-speculation", "Measure speculative decoding.", "docs/speculation.md")
     parser.add_argument("--quick", action="store_true", help="a few tokens of everything, once")
     parser.add_argument("--repetitions", type=int, default=PARTS, metavar="N", help="that ratios are the median of")
-    return publish(parser, arguments, "speculation", _measure, charts, body)
+    return publish(parser, arguments, "speculation", _measure, parts)
 
 
 def _measure(options: argparse.Namespace) -> Content:

@@ -11,12 +11,11 @@ from __future__ import annotations
 import bisect
 import random
 import statistics
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
-from loadtest.document import image
-from loadtest.plots import Axis, Series, chart
-from loadtest.tables import Row, markdown
+from loadtest.document import Content, Part, drawn
+from loadtest.plots import Axis, Series
+from loadtest.tables import table
 
 DRAFTED = (2, 4, 6)  # lengths of chains that are drawn
 SHARES = [share / 20 for share in range(21)]
@@ -74,33 +73,38 @@ def acceptance(drafted: Mapping[str, float], tokens: int) -> float:
     return right / (right + wrong) if right + wrong else 0.0
 
 
-def charts(content: dict[str, Any]) -> dict[str, str]:
-    """SVG documents by name."""
-    costs = dict(content["costs"])
-    across = Axis("share of drafted tokens accepted")
-    chains = [row for row in content["lengths"] if row["shape"].startswith("chain")]
+def parts(content: Content) -> list[Part]:
+    """The generated part of the document."""
+    made_by, costs, lengths = content["machine"], dict(content["costs"]), _lengths(content["lengths"])
+    chains = [row for row in lengths if row["drafts"]]
     free = [row for row in chains if not row["bfloat16"]]  # a drafting model's time is not in the step's
-    return {
-        "speculation-tokens": chart(
+    shares = Axis("share of drafted tokens accepted")
+    few = " A quick run: the figures mean nothing." if content["quick"] else ""
+    steps = ", ".join(f"{rows}: {seconds * 1e3:.1f}" for rows, seconds in content["costs"])
+    return [
+        f"{made_by['processor']}, {made_by['cpus']} CPUs, {content['repetitions']} runs of each ratio.{few}",
+        "## Gain",
+        table(
+            "method | set | without, tok/s | with, tok/s | ratio | from - to | wanted | tokens a draft",
+            "{name} | {set[kind]}, {set[concurrency]} at once | {without:.0f} | {speculating:.0f} | {ratio:.2f}x |"
+            " {least:.2f} - {most:.2f} | {verdict} | {length:.2f}",
+            map(_gain, content["ratios"]),
+        ),
+        "## Chains and trees",
+        table(
+            "method | set | draft | acceptance | tokens a step | theory | tok/s | times",
+            "{method} | {set} | {shape} | {found} | {length:.2f} | {theory} | {speed:.0f} | {times:.2f}x",
+            lengths,
+        ),
+        drawn(
+            "speculation-tokens",
             "Tokens a step by acceptance and draft length K",
-            across,
+            shares,
             Axis("tokens a step"),
-            [Series(f"theory, K = {k}", [(a, tokens_of_chain(a, k)) for a in SHARES], dashed=True) for k in DRAFTED]
-            + [_scattered(chains, k, [mean_length(row["drafted"]) for row in chains]) for k in DRAFTED],
+            [*(_theory(k, tokens_of_chain) for k in DRAFTED), *_measured(chains, "length")],
         ),
-        "speculation-speedup": chart(
-            "Speedup of one stream where drafting costs nothing",
-            across,
-            Axis("times"),
-            [
-                Series(
-                    f"theory, K = {k}", [(a, speedup(tokens_of_chain(a, k), (k,), costs)) for a in SHARES], dashed=True
-                )
-                for k in DRAFTED
-            ]
-            + [_scattered(free, k, [times(row, content["lengths"]) for row in free]) for k in DRAFTED],
-        ),
-        "speculation-tree": chart(
+        drawn(
+            "speculation-tree",
             "Simulated: a chain of 6 against 2 branches of 3",
             Axis("acceptance of first choices"),
             Axis("tokens a step"),
@@ -109,68 +113,67 @@ def charts(content: dict[str, Any]) -> dict[str, str]:
                 *(Series(f"tree, second {s:g}", [(a, simulate((3, 3), a, s)) for a in SHARES]) for s in SECOND),
             ],
         ),
-    }
-
-
-def _scattered(rows: Sequence[Any], drafted: int, heights: Sequence[float]) -> Series:
-    """Chains of one length, each where its acceptance is."""
-    points = [
-        (acceptance(row["drafted"], drafted), height)
-        for row, height in zip(rows, heights, strict=True)
-        if row["keys"]["num_speculative_tokens"] == drafted
+        "## Two rules",
+        table(
+            "rule | temperature | acceptance | tokens a step | theory | tok/s",
+            "{rule} | {temperature:g} | {share:.1%} | {length:.2f} | {theory:.2f} | {speed:.0f}",
+            (_compared(row, row["tokens"]) for row in content["rules"]),
+        ),
+        "## What to expect",
+        f"Milliseconds of a step by its rows: {steps}.",
+        drawn(
+            "speculation-speedup",
+            "Speedup of one stream where drafting costs nothing",
+            shares,
+            Axis("times"),
+            [
+                *(_theory(k, lambda a, k: speedup(tokens_of_chain(a, k), (k,), costs)) for k in DRAFTED),
+                *_measured(free, "times"),
+            ],
+        ),
     ]
-    return Series(f"measured, K = {drafted}", sorted(points), scattered=True)
 
 
-def times(row: Mapping[str, Any], rows: Sequence[Any]) -> float:
-    """Throughput against that of the same requests without drafts."""
-    without = (one for one in rows if one["name"] == "none" and one["set"] == row["set"])
-    return float(row["speed"] / next(one["speed"] for one in without if one["bfloat16"] == row["bfloat16"]))
+def _theory(drafted: int, height: Callable[[float, int], float]) -> Series:
+    return Series(f"theory, K = {drafted}", [(share, height(share, drafted)) for share in SHARES], dashed=True)
 
 
-def body(content: dict[str, Any]) -> str:
-    """The generated part of the document."""
-    gains: list[Row] = [
-        ("method", "set", "without, tok/s", "with, tok/s", "ratio", "from - to", "wanted", "tokens a draft")
-    ]
-    for row in content["ratios"]:
-        each = [b / a for a, b in row["pairs"]]
-        without, speculating = (statistics.median(column) for column in zip(*row["pairs"], strict=True))
-        ratio = statistics.median(each)
-        wanted = (
-            "-" if row["wanted"] is None else f"{row['wanted']:g}x {'reached' if ratio >= row['wanted'] else 'missed'}"
+def _measured(chains: Sequence[Content], height: str) -> list[Series]:
+    """For each length of chains, each where its acceptance is."""
+    return [
+        Series(
+            f"measured, K = {drafted}",
+            sorted((row["share"], row[height]) for row in chains if row["drafts"] == drafted),
+            scattered=True,
         )
-        gains.append(
-            (
-                row["name"],
-                f"{row['set']['kind']}, {row['set']['concurrency']} at once",
-                *(f"{without:.0f}", f"{speculating:.0f}", f"{ratio:.2f}x"),
-                *(f"{min(each):.2f} - {max(each):.2f}", wanted, f"{mean_length(row['drafted']):.2f}"),
-            )
-        )
-    shapes: list[Row] = [("method", "set", "draft", "acceptance", "tokens a step", "theory", "tok/s", "times")]
-    for row in content["lengths"]:
-        theory = found = "-"
-        if row["shape"].startswith("chain"):
-            drafted = row["keys"]["num_speculative_tokens"]
-            share = acceptance(row["drafted"], drafted)
-            found, theory = f"{share:.0%}", f"{tokens_of_chain(share, drafted):.2f}"
-        name = f"{row['name']}, bfloat16" if row["bfloat16"] else row["name"]
-        given = (f"{mean_length(row['drafted']):.2f}", theory, f"{row['speed']:.0f}")
-        shapes.append((name, row["set"], row["shape"], found, *given, f"{times(row, content['lengths']):.2f}x"))
-    rules: list[Row] = [("rule", "temperature", "acceptance", "tokens a step", "theory", "tok/s")]
-    for row in content["rules"]:
-        share = acceptance(row["drafted"], row["tokens"])
-        cells = (f"{share:.1%}", f"{mean_length(row['drafted']):.2f}", f"{tokens_of_chain(share, row['tokens']):.2f}")
-        rules.append((row["rule"], f"{row['temperature']:g}", *cells, f"{row['speed']:.0f}"))
-    costs = ", ".join(f"{rows}: {seconds * 1e3:.1f}" for rows, seconds in content["costs"])
-    made_by = content["machine"]
-    few = " A quick run: the figures mean nothing." if content["quick"] else ""
-    parts = [
-        f"{made_by['processor']}, {made_by['cpus']} CPUs, {content['repetitions']} runs of each ratio.{few}",
-        *("## Gain", markdown(gains)),
-        *("## Chains and trees", markdown(shapes), image("speculation-tokens"), image("speculation-tree")),
-        *("## Two rules", markdown(rules)),
-        *("## What to expect", f"Milliseconds of a step by its rows: {costs}.", image("speculation-speedup")),
+        for drafted in DRAFTED
     ]
-    return "\n\n".join(parts) + "\n"
+
+
+def _compared(row: Content, tokens: int) -> Content:
+    """What chains of so many tokens gave, and what they give in theory at the same acceptance."""
+    share = acceptance(row["drafted"], tokens)
+    return row | {"share": share, "length": mean_length(row["drafted"]), "theory": tokens_of_chain(share, tokens)}
+
+
+def _lengths(rows: Sequence[Content]) -> list[Content]:
+    """With the throughput against that of the same requests without drafts; `drafts` is the length of a chain, or 0."""
+    plain = {(row["set"], row["bfloat16"]): row["speed"] for row in reversed(rows) if row["name"] == "none"}
+    found = []
+    for row in rows:
+        drafts = row["keys"]["num_speculative_tokens"] if row["shape"].startswith("chain") else 0
+        one = _compared(row, drafts) | {"drafts": drafts, "times": row["speed"] / plain[row["set"], row["bfloat16"]]}
+        shown = {"found": f"{one['share']:.0%}", "theory": f"{one['theory']:.2f}"} if drafts else {}
+        method = f"{row['name']}, bfloat16" if row["bfloat16"] else row["name"]
+        found.append(one | {"method": method, "found": "-", "theory": "-"} | shown)
+    return found
+
+
+def _gain(row: Content) -> Content:
+    """The medians of a ratio's runs."""
+    each = [b / a for a, b in row["pairs"]]
+    without, speculating = (statistics.median(column) for column in zip(*row["pairs"], strict=True))
+    ratio, wanted = statistics.median(each), row["wanted"]
+    verdict = "-" if wanted is None else f"{wanted:g}x {'reached' if ratio >= wanted else 'missed'}"
+    speeds = {"without": without, "speculating": speculating, "ratio": ratio, "least": min(each), "most": max(each)}
+    return row | speeds | {"verdict": verdict, "length": mean_length(row["drafted"])}

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
+from typing import Any
 
 from rich.table import Table
 
 Row = tuple[str, ...]
+
+
+def table(heading: str, row: str, points: Iterable[Mapping[str, Any]]) -> list[Row]:
+    """A heading and a row for each point, cells with bars between them: `row` is a template for `str.format`."""
+    return [tuple(line.split(" | ")) for line in (heading, *(row.format(**point) for point in points))]
 
 
 def terminal(rows: Sequence[Row], title: str | None = None) -> Table:
