@@ -151,22 +151,30 @@ class Engine:
             self._started = StartedSteps(self._runner)
         self._task = asyncio.get_running_loop().create_task(self._run(), name="engine")
 
+    def check_room(self, owner: str, choices: int, priority: int, prompt_tokens: int = 0) -> None:
+        """Raises NotAccepting or QueueFull as `submit` does for such a group; before its prompts are known, for those
+        that it would refuse whatever they are."""
+        if not self.accepting:
+            raise NotAccepting(self.unhealthy_reason or "the engine is shutting down")
+        left_behind, now = self._state.num_waiting > self._new_sequences, self._clock()
+        check_queue(
+            owner, choices, priority, prompt_tokens, self._state, self._requests, left_behind=left_behind, now=now
+        )
+
     def submit(self, requests: Iterable[Request]) -> list[RequestStream]:
         """Queue a group, all of it or nothing.
 
         Raises NeverFits, QueueFull, NotAccepting or DuplicateRequest; ValueError for an empty prompt or n < 1.
         """
         group = list(requests)
-        if not self.accepting:
-            raise NotAccepting(self.unhealthy_reason or "the engine is shutting down")
         seen: set[str] = set()
         for request in group:
             self._check_fits(request)
             if request.id in self._requests or request.id in seen:
                 raise DuplicateRequest(f"request {request.id} has not ended")
             seen.add(request.id)
-        left_behind = self._state.num_waiting > self._new_sequences
-        check_queue(group, self._state, self._requests, left_behind=left_behind, now=self._clock())
+        tokens, choices = sum(len(request.prompt) for request in group), sum(request.n for request in group)
+        self.check_room(group[0].owner, choices, group[0].priority, tokens)
         if not len(self._requests):
             self.last_progress = self._clock()
             self._requests.drain_rate.busy(self.last_progress)
@@ -175,7 +183,7 @@ class Engine:
             for request in group:
                 self._recorder.submit(request)
         streams = [self._requests.open(request) for request in group]
-        self._new_sequences += sum(request.n for request in group)
+        self._new_sequences += choices
         self._wake.set()
         return streams
 

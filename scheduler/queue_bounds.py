@@ -12,10 +12,7 @@ No owner holds more of the queue than it leaves free for others (Choudhury, Hahn
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from scheduler.errors import QueueFull
-from scheduler.request import Request
 from scheduler.requests import Requests
 from scheduler.state import State
 
@@ -24,11 +21,20 @@ MIN_DELAY_SECONDS = 30.0
 MIN_TAKEN = 8  # choices, running and waiting
 
 
-def check_queue(group: Sequence[Request], state: State, requests: Requests, *, left_behind: bool, now: float) -> None:
-    """Raises QueueFull when the group, of one owner, may not wait. `left_behind`: the last plan left somebody waiting,
-    so that slots which are free cannot be had."""
+def check_queue(
+    owner: str,
+    choices: int,
+    priority: int,
+    prompt_tokens: int,
+    state: State,
+    requests: Requests,
+    *,
+    left_behind: bool,
+    now: float,
+) -> None:
+    """Raises QueueFull when so many choices of an owner may not wait. `left_behind`: the last plan left somebody
+    waiting, so that slots which are free cannot be had."""
     limits, waiting = state.limits, state.num_waiting
-    owner, choices = group[0].owner, sum(request.n for request in group)
     free = 0 if left_behind else len(state.free_slots)
 
     def full(count: int, limit: float, unit: str, departures: float) -> QueueFull:
@@ -43,14 +49,14 @@ def check_queue(group: Sequence[Request], state: State, requests: Requests, *, l
             raise full(own, (own + room) // 2, "share", own + choices - room)
     if limits.max_queued_tokens is not None:
         queued = sum(sequence.prompt_length for sequence in state.waiting if sequence.index == 0)
-        if queued and queued + sum(len(request.prompt) for request in group) > limits.max_queued_tokens:
+        if queued and queued + prompt_tokens > limits.max_queued_tokens:
             raise full(queued, limits.max_queued_tokens, "tokens", len(state.waiting))
 
     rate = requests.drain_rate.per_second(now)
     if not rate or waiting + state.num_running < MIN_TAKEN:
         return
     # It waits for its first place only: a batch larger than the slots is still one request.
-    priority = group[0].priority if limits.policy == "priority" else 0
+    priority = priority if limits.policy == "priority" else 0
     before = state.waiting_before((priority, requests.shares.next_tag(owner, state.running) + 1, 0, 0))
     places = len(before) + state.num_pending + 1 - (0 if state.short_of_pages else len(state.free_slots))
     # With places free, it is the prompts before it that hold it up: not for less than the first of them has waited.

@@ -26,7 +26,7 @@ from server.protocol.chat import ChatCompletionRequest
 from server.protocol.checks import check_chat
 from server.protocol.structured import grammar_of
 from server.protocol.tools import tool_choice
-from server.routes.generating import bad_words, compiled, generation, text_options
+from server.routes.generating import bad_words, check_room, compiled, generation, text_options
 from server.state import ServerState
 from server.structured.grammar import Grammar, literal
 from server.tokenize import Tokenizing
@@ -71,6 +71,7 @@ async def begin(
     state: ServerState, fields: ChatCompletionRequest, request_id: str, arrival: float, receive: Receive
 ) -> Generation:
     """Hand the conversation to the engine. Raises an APIError when it is refused, and ClientGone."""
+    check_room(state, fields, fields.n or 1)
     work = await request_of(state, fields, await prompt_of(state, fields), request_id, arrival)
     prompt: list[int] = work.prompt.tolist()
     choice = _choice(fields)

@@ -11,13 +11,12 @@ import math
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING
 
-from scheduler import errors as engine_errors
 from scheduler.request import Request
 from scheduler.stream import RequestStream, Update
 from server.choice import Choice, Delta, Echo, TextOptions, TokenRecord
 from server.errors import APIError, DeadlineExceeded, InternalError, Unavailable
 from server.exchange import current
-from server.refusals import failure, refusal, refused_for
+from server.refusals import failure, refusing
 
 if TYPE_CHECKING:
     from server.state import ServerState
@@ -63,11 +62,8 @@ class Generation:
         if remaining <= 0:
             metrics.refuse("deadline")
             raise DeadlineExceeded
-        try:
+        with refusing(metrics):
             self._streams = engine.submit(requests)
-        except engine_errors.Refused as error:
-            metrics.refuse(refused_for(error))
-            raise refusal(error) from error
         self._spend = spend
         spend(self.prompt_tokens)
         self._expired = False

@@ -9,11 +9,11 @@ Owned by the event loop. Holds a few numbers for each key with limits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from scheduler.request import Request
-from server.errors import Overloaded
+from server.errors import Overloaded, wrong
 from server.keys import Key, KeyRing
 
 if TYPE_CHECKING:
@@ -48,17 +48,21 @@ class KeyLimits:
         self._clock = clock
         self._buckets: dict[tuple[str, str], _Bucket] = {}
 
-    def admit(self, key_id: str, requests: Sequence[Request]) -> Callable[[int], None]:
-        """A function to call with tokens as they are used: with those of the prompts when the requests are queued,
-        with those of the answers when they end. Raises Overloaded."""
+    def admit(self, key_id: str, choices: int, field: str) -> Callable[[int], None]:
+        """A function to call with tokens as they are used: with those of the prompts when the choices are queued, with
+        those of the answers when they end.
+
+        Raises Overloaded, and InvalidRequest, naming the field, for more choices than the key may ever have.
+        """
         key = self._keys.by_id(key_id)
         if key is None:
             return lambda tokens: None
-        choices, now = sum(request.n for request in requests), self._clock()
-        active = self._engine.active_of(key_id)
-        if key.max_concurrent is not None and active and active + choices > key.max_concurrent:
+        now, most = self._clock(), key.max_concurrent or math.inf
+        if choices > most:
+            raise wrong(field, f"asks for {choices} choices, and your key may have no more than {most} at once")
+        if (active := self._engine.active_of(key_id)) + choices > most:
             rate = self._engine.drain_rate or 1.0
-            message = f"Your key may have no more than {key.max_concurrent} requests at once, and has {active}."
+            message = f"Your key may have no more than {most} choices at once, and has {active}."
             raise Overloaded(message, retry_after_seconds=min(60.0, 1 / rate))
         asked = {"requests": key.requests_per_minute, "tokens": key.tokens_per_minute}
         buckets = {unit: self._bucket(key, unit, limit, now) for unit, limit in asked.items() if limit is not None}

@@ -1,14 +1,34 @@
-"""The engine's errors as clients and metrics see them. Pure functions."""
+"""The engine's errors as clients and metrics see them. Keeps nothing."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from scheduler import errors as engine_errors
 from server.errors import APIError, ContextOverflow, InternalError, InvalidRequest, Overloaded, Unavailable
 
+if TYPE_CHECKING:
+    from server.metrics import Metrics
+
 _WAITING = {"share": "requests of your key", "seconds": "seconds of work"}
 
 
-def refused_for(error: engine_errors.Refused) -> str:
+@contextmanager
+def refusing(metrics: Metrics) -> Iterator[None]:
+    """What is not queued inside is counted, and raised as clients see it."""
+    try:
+        yield
+    except engine_errors.Refused as error:
+        metrics.refuse(_refused_for(error))
+        raise refusal(error) from error
+    except Overloaded:
+        metrics.refuse("key_limit")
+        raise
+
+
+def _refused_for(error: engine_errors.Refused) -> str:
     """A word for the metrics."""
     if isinstance(error, engine_errors.QueueFull):
         return f"queued_{error.unit}"

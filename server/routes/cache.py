@@ -149,7 +149,7 @@ async def _pin(state: ServerState, prompt: Any, namespace: Hashable) -> Pin:
     params = SamplingParams(seed=0, temperature=0.0, max_tokens=1, ignore_eos=True)
     for _ in range(TRIES):
         request = EngineRequest(new_id("prefix"), prompt, params, namespace=namespace, owner=state.owner())
-        spend = state.key_limits.admit(request.owner, [request])
+        spend = state.key_limits.admit(request.owner, 1, "prompt")
         try:
             [stream] = engine.submit([request])
             spend(len(prompt))

@@ -19,6 +19,7 @@ from server.routes.generating import (
     answered,
     bad_words,
     body_of,
+    check_room,
     compiled,
     generation,
     parsed,
@@ -36,6 +37,7 @@ def router(state: ServerState) -> APIRouter:
         arrival = state.clock()
         fields, headers = await parsed(request, state, CompletionRequest)
         check_completion(fields, state.limits)
+        check_room(state, fields, _choices(fields), len(fields.prompt))
         truncates = fields.truncate_prompt_tokens is not None
         prompts = await raw_prompts(state, fields.prompt, fields.add_special_tokens, truncates=truncates)
         answer_id = new_id("cmpl")
@@ -51,6 +53,10 @@ def router(state: ServerState) -> APIRouter:
     return routes
 
 
+def _choices(fields: CompletionRequest) -> int:
+    return fields.best_of or fields.n or 1
+
+
 def _requests(
     state: ServerState,
     fields: CompletionRequest,
@@ -59,7 +65,7 @@ def _requests(
     words: tuple[tuple[int, ...], ...],
     arrival: float,
 ) -> list[EngineRequest]:
-    choices = fields.best_of or fields.n or 1
+    choices = _choices(fields)
     scores_choices = choices > (fields.n or 1)
     of_prompt = [] if fields.prompt_logprobs is None else [fields.prompt_logprobs]
     of_prompt += [fields.logprobs] if fields.echo and fields.logprobs is not None else []

@@ -16,11 +16,12 @@ from scheduler.request import Request as EngineRequest
 from server.answer import json_response
 from server.body import read_json
 from server.choice import Echo, TextOptions
-from server.errors import InvalidRequest, Overloaded, bounded, wrong
+from server.errors import InvalidRequest, bounded, wrong
 from server.exchange import current
 from server.generation import ClientGone, Generation
 from server.protocol.checks import printable, read, unknown_field, unknown_inside
 from server.protocol.fields import Fields, GenerationFields
+from server.refusals import refusing
 from server.state import ServerState
 from server.streaming import AnswerWriter, EventStream, collected, left
 from server.structured.constraint import GrammarConstraint
@@ -50,6 +51,21 @@ def validated(request: Request, state: ServerState, body: dict[str, Any], model:
         request.state.request_id = request_id
     names = [bounded(name, 40) for name in ignored if printable(name)][:20]
     return fields, {IGNORED_HEADER: ",".join(names)} if names else {}
+
+
+def check_room(state: ServerState, fields: GenerationFields, n: int, prompts: int = 1) -> None:
+    """Refuse what could not be queued now whatever its prompts are, before any work goes into them: in an overload
+    that work is what the answers of others would wait for.
+
+    Raises an APIError: what `generation` would, or a 400 for more choices than can ever be taken.
+    """
+    limits, choices, param = state.engine.limits, n * prompts, "n" if n > 1 else "prompt"
+    most = limits.max_num_seqs + limits.max_queued_requests
+    if choices > most:
+        raise InvalidRequest(f"The request asks for {choices} choices, and at most {most} can be taken.", param=param)
+    with refusing(state.metrics):
+        state.key_limits.admit(state.owner(), choices, param)
+        state.engine.check_room(state.owner(), choices, fields.priority or 0)
 
 
 def text_options(fields: GenerationFields, *, logprobs: bool) -> TextOptions:
@@ -106,20 +122,12 @@ async def compiled(state: ServerState, grammar: Grammar | None, receive: Receive
 def generation(
     state: ServerState, requests: Sequence[EngineRequest], options: TextOptions, echoes: Sequence[Echo] = ()
 ) -> Generation:
-    """Hand the requests to the engine. Raises an APIError when it refuses, or would never take that many at once."""
+    """Hand the requests to the engine. Raises an APIError when it refuses."""
     if requests[0].constraint is not None and requests[0].params.allowed_token_ids is not None:
         raise wrong("allowed_token_ids", "and an answer kept to a form exclude each other")
-    limits = state.engine.limits
-    most, wanted = limits.max_num_seqs + limits.max_queued_requests, sum(request.n for request in requests)
-    if wanted > most:
-        param = "n" if requests[0].n > 1 else "prompt"
-        raise InvalidRequest(f"The request asks for {wanted} choices, and at most {most} can be taken.", param=param)
     owner = state.owner()
-    try:
-        spend = state.key_limits.admit(owner, requests)
-    except Overloaded:
-        state.metrics.refuse("key_limit")
-        raise
+    with refusing(state.metrics):
+        spend = state.key_limits.admit(owner, sum(request.n for request in requests), "n")
     if state.log_prompts and (exchange := current.get()) is not None:
         text_of = partial(state.tokenizing.decoding.text_of, skip_special=False)
         exchange.prompts = [text_of(request.prompt.tolist()) for request in requests]

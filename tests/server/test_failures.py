@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 
-PATHS = {
-    "/v1/completions": {"prompt": "Hello"},
-    "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}]},
-}
+MESSAGES = {"messages": [{"role": "user", "content": "Hi"}]}
+PATHS = {"/v1/completions": {"prompt": "Hello"}, "/v1/chat/completions": MESSAGES}
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -40,7 +38,7 @@ def test_a_failure_later_is_one_event_and_the_end(server: Any, path: str) -> Non
 
 def test_logits_that_are_not_numbers_fail_one_request_only(server: Any) -> None:
     server.runner.poison = 77
-    neighbour = {"prompt": "Hello", "max_tokens": 40, "logit_bias": {"77": -100}}  # never comes to hold the poison
+    neighbour = {"prompt": "Hello", "max_tokens": 40, "temperature": 0}  # which does not come to hold the poison
     try:
         results: list[Any] = []
         thread = threading.Thread(target=lambda: results.append(server.post(**neighbour).json()))
@@ -72,6 +70,31 @@ def test_a_full_queue_is_a_429_that_says_when_to_come_back(serving: Any) -> None
             thread.join(20)
         server.assert_baseline()
         assert server.complete("Hello", max_tokens=1)
+
+
+@pytest.mark.case(35)
+def test_what_is_refused_for_the_load_is_never_tokenised(serving: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(limits={"max_num_seqs": 1, "max_queued_requests": 2}) as server:
+        server.runner.gate.clear()
+        threads = [threading.Thread(target=lambda: server.complete("Hello", max_tokens=2)) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        server.wait_until(lambda: server.engine.running + server.engine.waiting == 3)
+        worked = []
+        run = server.state.tokenizing.run
+        monkeypatch.setattr(server.state.tokenizing, "run", lambda *work: worked.append(work) or run(*work))
+        answers = {**MESSAGES, "max_tokens": 1}, {"input": "Hi"}
+        for path, body in {**PATHS, **dict(zip(("/v1/messages", "/v1/responses"), answers, strict=True))}.items():
+            response = server.post(path, **body)
+            assert (response.status_code, "2 requests are waiting" in response.text) == (429, True), response.text
+            assert response.headers["retry-after"]
+        assert not worked
+        assert server.metric("octavo_refused_requests_total", reason="queued_requests") == 4
+        server.runner.gate.set()
+        for thread in threads:
+            thread.join(20)
+        server.complete("Hello", max_tokens=1)
+        assert len(worked) == 1, "what is taken is tokenised there"
 
 
 @pytest.mark.case(9, 35)

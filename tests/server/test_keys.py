@@ -150,12 +150,16 @@ def test_requests_at_once_are_limited_by_key(file: Path, serving: Any, capsys: p
             thread.start()
         server.wait_until(lambda: server.engine.running + server.engine.waiting == 3)
         response = server.http.post("/v1/completions", json=body, headers=two)
-        assert "2 requests at once, and has 2" in server.error(response, 429)["message"]
+        assert "2 choices at once, and has 2" in server.error(response, 429)["message"]
         assert int(response.headers["retry-after"]) >= 1
         server.runner.gate.set()
         for thread in threads:
             thread.join(20)
         assert answers == [200, 200, 200]
+        for field, more in ("n", {"n": 3}), ("prompt", {"prompt": ["a", "b", "c"]}):  # more than it may ever have
+            error = server.error(server.http.post("/v1/completions", json=body | more, headers=two), 400)
+            assert (error["param"], "3 choices" in error["message"]) == (field, True)
+        assert server.http.post("/v1/completions", json=body | {"n": 2}, headers=two).status_code == 200
         assert server.http.post("/v1/completions", json=body, headers=two).status_code == 200
 
 
