@@ -18,19 +18,18 @@ Imports nothing of the project. Ends, and its children with it, when stdin does.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ctypes
 import json
 import os
 import resource
-import select
 import signal
 import sys
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from typing import IO, Any
 
+MAX_LINE_BYTES = 64 << 20
 QUICK_SECONDS = 0.25  # after which a child is one of the slow
 SLOW_CHILDREN = 2
 NICENESS = 5
@@ -66,46 +65,29 @@ class Tokens:
         return ids
 
 
-@dataclass
-class Child:
-    """A compilation under way."""
-
-    job: int
-    pid: int
-    pipe: int
-    began: float = field(default_factory=time.monotonic)
-    slow: bool = False
-    held: bool = False
-    heard: bytes = b""
-
-
 class Checker:
     """Reads jobs, forks, listens, answers."""
 
     def __init__(self) -> None:
-        self._children: dict[int, Child] = {}  # by pipe
-        self._input = b""
+        self._children: dict[int, int] = {}  # process ids by job
+        self._slow: list[int] = []  # of them, in the order they came
 
-    def run(self) -> None:
-        while True:
-            *lines, self._input = self._input.split(b"\n")
-            for line in lines:
-                self._take(json.loads(line))
-            quick = any(not child.slow for child in self._children.values())
-            ready, _, _ = select.select([0, *self._children], [], [], QUICK_SECONDS if quick else None)
-            for source in ready:
-                if source == 0:
-                    data = os.read(0, 1 << 20)
-                    if not data:
-                        return
-                    self._input += data
-                elif source in self._children:
-                    self._hear(self._children[source])
-            self._share_out()
+    async def run(self) -> None:
+        jobs = set()
+        lines = await _reader(sys.stdin)
+        while line := await lines.readline():
+            message = json.loads(line)
+            if "tokens" in message:
+                self._set_up(**message)
+            elif "cancel" not in message:
+                jobs.add(job := asyncio.create_task(self._check(message)))
+                job.add_done_callback(jobs.discard)
+            elif message["cancel"] in self._children:
+                os.kill(self._children[message["cancel"]], signal.SIGKILL)
 
     def stop(self) -> None:
-        for child in self._children.values():
-            os.kill(child.pid, signal.SIGKILL)
+        for pid in self._children.values():
+            os.kill(pid, signal.SIGKILL)
 
     def _set_up(self, tokens: Sequence[str], special: Sequence[int], eos: Sequence[int], **limits: int) -> None:
         from llguidance import LLTokenizer
@@ -114,55 +96,39 @@ class Checker:
         self._tokenizer = LLTokenizer(known, eos_token=eos)  # type: ignore[arg-type]
         self._cpu_seconds, self._memory_bytes = limits["cpu_seconds"], limits["memory_bytes"]
 
-    def _take(self, message: dict[str, Any]) -> None:
-        if "tokens" in message:
-            self._set_up(**message)
-            return
-        if "cancel" in message:
-            for child in list(self._children.values()):
-                if child.job == message["cancel"]:
-                    os.kill(child.pid, signal.SIGKILL)
-            return
+    async def _check(self, job: dict[str, Any]) -> None:
         reading, writing = os.pipe()
         pid = os.fork()
         if pid == 0:
             try:
-                self._compile(message, writing)
+                self._compile(job, writing)
             finally:
                 os._exit(0)
         os.close(writing)
-        self._children[reading] = Child(message["id"], pid, reading)
-
-    def _hear(self, child: Child) -> None:
-        data = os.read(child.pipe, 1 << 20)
-        if data:
-            child.heard += data
-            return
-        os.close(child.pipe)
-        del self._children[child.pipe]
-        _, status, usage = os.wait4(child.pid, 0)
+        self._children[job["id"]] = pid
+        heard = asyncio.create_task((await _reader(os.fdopen(reading, "rb"))).read())
+        if not (await asyncio.wait({heard}, timeout=QUICK_SECONDS))[0]:
+            self._slow.append(pid)
+            self._share_out()
+            await heard
+            self._slow.remove(pid)
+            self._share_out()
+        del self._children[job["id"]]
+        _, status, usage = os.wait4(pid, 0)  # noqa: ASYNC222  # it has ended
         verdict: dict[str, Any] = {"grammar": None, "error": None, "limit": None, "grown_bytes": 0}
-        if child.heard.endswith(b"\n"):
-            verdict |= json.loads(child.heard)
+        if heard.result().endswith(b"\n"):
+            verdict |= json.loads(heard.result())
         else:
             killed = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
             verdict["limit"] = "time" if killed in (signal.SIGXCPU, signal.SIGKILL) else "memory"
-        verdict |= {"id": child.job, "cpu_seconds": usage.ru_utime + usage.ru_stime}
+        verdict |= {"id": job["id"], "cpu_seconds": usage.ru_utime + usage.ru_stime}
         sys.stdout.buffer.write(json.dumps(verdict).encode() + b"\n")
         sys.stdout.buffer.flush()
 
     def _share_out(self) -> None:
         """Hold all but the oldest of the slow."""
-        now = time.monotonic()
-        running = 0
-        for child in list(self._children.values()):  # in the order they came
-            child.slow = child.slow or now - child.began > QUICK_SECONDS
-            if child.slow:
-                hold = running >= SLOW_CHILDREN
-                running += not hold
-                if hold != child.held:
-                    os.kill(child.pid, signal.SIGSTOP if hold else signal.SIGCONT)
-                    child.held = hold
+        for place, pid in enumerate(self._slow):
+            os.kill(pid, signal.SIGCONT if place < SLOW_CHILDREN else signal.SIGSTOP)
 
     def _compile(self, job: dict[str, Any], out: int) -> None:
         """In the child."""
@@ -204,6 +170,12 @@ class Checker:
         return None, matcher.get_error()[:MAX_ERROR_CHARS]
 
 
+async def _reader(pipe: IO[Any]) -> asyncio.StreamReader:
+    reader = asyncio.StreamReader(MAX_LINE_BYTES)
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
+    return reader
+
+
 def _address_space() -> int:
     with open("/proc/self/statm", encoding="ascii") as numbers:
         return int(numbers.read().split()[0]) * resource.getpagesize()
@@ -218,7 +190,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the daemon decides when to end
     checker = Checker()
     try:
-        checker.run()
+        asyncio.run(checker.run())
     finally:
         checker.stop()
 

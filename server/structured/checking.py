@@ -16,8 +16,9 @@ from typing import Any, Literal
 
 import orjson
 
+from server.structured.checker import MAX_LINE_BYTES
+
 PROGRAM = Path(__file__).with_name("checker.py")
-MAX_LINE_BYTES = 64 << 20
 CLOSE_SECONDS = 2.0
 
 
