@@ -13,6 +13,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from server.metrics_engine import family
+
 # Families, without the suffix of their samples. Several of theirs may be one of ours.
 NAMES = {
     "vllm:num_requests_running": "octavo_requests_running",
@@ -52,10 +54,10 @@ class VLLMNames(Collector):
     def collect(self) -> Iterator[Metric]:
         ours = {family.name: family for family in self._registry.collect()}
         for theirs, name in NAMES.items():
-            family = Metric(theirs, ours[name].documentation, ours[name].type)
+            copy = Metric(theirs, ours[name].documentation, ours[name].type)
             for sample in ours[name].samples:
-                family.add_sample(theirs + sample.name.removeprefix(name), sample.labels | self._labels, sample.value)
-            yield family
+                copy.add_sample(theirs + sample.name.removeprefix(name), sample.labels | self._labels, sample.value)
+            yield copy
         yield from self._requests(ours)
         yield from self._cache(ours)
         yield from self._speculation(ours)
@@ -75,17 +77,15 @@ class VLLMNames(Collector):
         yield self._family("vllm:kv_cache_usage_perc", "gauge", ({}, states["used"] / pages))
         config = {"block_size": str(self._page_size), "num_gpu_blocks": str(int(pages))}
         yield self._family("vllm:cache_config_info", "gauge", (config, 1))
+        # Gateways want to see that there are none.
         adapters = {"max_lora": "0", "running_lora_adapters": "", "waiting_lora_adapters": ""}
-        yield self._family(
-            "vllm:lora_requests_info", "gauge", (adapters, 1)
-        )  # gateways want to see that there are none
+        yield self._family("vllm:lora_requests_info", "gauge", (adapters, 1))
 
     def _speculation(self, ours: Mapping[str, Metric]) -> Iterator[Metric]:
-        tokens: dict[str, Counter[str]] = {}
-        for kind in ("drafted", "accepted"):
-            tokens[kind] = Counter()
+        tokens = {"drafted": Counter[str](), "accepted": Counter[str]()}
+        for kind, found in tokens.items():
             for sample in ours[f"octavo_spec_{kind}_tokens"].samples:
-                tokens[kind][str(int(sample.labels["position"]) - 1)] += int(sample.value)
+                found[str(int(sample.labels["position"]) - 1)] += int(sample.value)
         [drafts] = [one.value for one in ours["octavo_spec_acceptance_length"].samples if one.name.endswith("_count")]
         yield self._family("vllm:spec_decode_num_drafts", "counter", ({}, drafts))
         yield self._family("vllm:spec_decode_num_draft_tokens", "counter", ({}, tokens["drafted"].total()))
@@ -93,8 +93,7 @@ class VLLMNames(Collector):
         accepted = [({"position": position}, count) for position, count in tokens["accepted"].items()]
         yield self._family("vllm:spec_decode_num_accepted_tokens_per_pos", "counter", *accepted)
 
-    def _family(self, name: str, kind: str, *samples: tuple[dict[str, str], float]) -> Metric:
-        family = Metric(name, "As vLLM has it.", kind)
-        for labels, value in samples:
-            family.add_sample(name + ("_total" if kind == "counter" else ""), labels | self._labels, value)
-        return family
+    def _family(self, name: str, kind: str, *samples: tuple[Mapping[str, str], float]) -> Metric:
+        return family(
+            kind, name, "As vLLM has it.", *(({**labels, **self._labels}, value) for labels, value in samples)
+        )
