@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
@@ -28,6 +29,7 @@ logger = logging.getLogger(__name__)
 
 MAX_ID_CHARS = 128
 DEADLINE_HEADER = "x-request-deadline"
+_SECONDS = re.compile(r"[0-9]+(\.[0-9]+)?")  # what other languages take for a number too
 
 
 class Edge:
@@ -91,11 +93,8 @@ def _client_id(headers: Headers) -> str | None:
 def _asked_seconds(headers: Headers) -> float:
     """How long the client would wait; infinity where it does not say. Raises InvalidRequest."""
     given = headers.getlist(DEADLINE_HEADER)
-    try:
-        asked = [float(value) for value in given]
-    except ValueError:
-        asked = [math.nan]
-    if len(asked) > 1 or not all(seconds > 0 for seconds in asked):
+    asked = [float(value) if _SECONDS.fullmatch(value) else 0.0 for value in given]
+    if len(asked) > 1 or 0.0 in asked:
         message = f"'{DEADLINE_HEADER}' must be a number of seconds above 0, not {shown(', '.join(given))}."
         raise InvalidRequest(message, param=DEADLINE_HEADER)
     return min(asked, default=math.inf)
