@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import ssl
 import sys
 import urllib.error
 import urllib.request
+from pathlib import Path
 
 ACTIONS = {"save": "/v1/cache/save", "load": "/v1/cache/load", "reset": "/v1/cache/reset", "show": "/debug/cache"}
 
@@ -17,6 +19,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "action", choices=ACTIONS, help="write the file in --kv-cache-dir, take it back, drop what nobody uses, or list"
     )
     parser.add_argument("--url", default="http://127.0.0.1:8000", help="where the daemon answers [%(default)s]")
+    parser.add_argument(
+        "--cafile", type=Path, metavar="FILE", help="certificates to trust instead of the system's, for https"
+    )
     parser.add_argument(
         "--admin-api-key",
         metavar="KEY",
@@ -32,7 +37,8 @@ def run(options: argparse.Namespace) -> int:
     headers = {"authorization": f"Bearer {options.admin_api_key}"}
     try:
         request = urllib.request.Request(options.url.rstrip("/") + path, headers=headers, method=method)
-        with urllib.request.urlopen(request) as answer:
+        trusted = ssl.create_default_context(cadata=options.cafile and options.cafile.read_text())
+        with urllib.request.urlopen(request, context=trusted) as answer:
             print(json.dumps(json.load(answer), indent=None if method == "POST" else 1))
     except urllib.error.HTTPError as error:
         print(f"octavo: {json.load(error)['error']['message']}", file=sys.stderr)

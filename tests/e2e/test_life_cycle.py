@@ -251,6 +251,12 @@ def test_tls_keys_reloaded_on_sighup_and_what_systemd_is_told(
             deadline = time.monotonic() + 10
             while daemon.get("/v1/models", headers=bob, verify=trusted).status_code != 200:
                 assert time.monotonic() < deadline
+            show = ["cache", "show", "--url", daemon.url, "--admin-api-key", bob["authorization"].split()[1]]
+            assert main(show) == 1
+            assert "CERTIFICATE_VERIFY_FAILED" in capsys.readouterr().err
+            assert main([*show, "--cafile", str(tmp_path / "none.pem")]) == 1
+            assert "none.pem" in capsys.readouterr().err
+            assert main([*show, "--cafile", str(certificate[0])]) == 0
             daemon.signal(signal.SIGTERM)
             assert daemon.end() == 0
             while systemd.recv(100) != b"STOPPING=1":
