@@ -64,7 +64,7 @@ SHOWN = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the load test; 1 when any request failed."""
+    """Run the load test; 1 when any request failed or there is no server, 2 for a mistake in what was asked for."""
     options = _parser().parse_intermixed_args(arguments)
     console = Console()
     try:
@@ -80,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _measure(server, runs, options, how, console)
     except (RuntimeError, ValueError, KeyError, OSError, argparse.ArgumentTypeError) as error:
         console.print(f"loadtest: {error}", markup=False, soft_wrap=True)
-        return 1
+        return 1 if isinstance(error, RuntimeError) else 2
     except KeyboardInterrupt:
         return 130
 

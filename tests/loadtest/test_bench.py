@@ -6,6 +6,7 @@ import argparse
 import io
 import json
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -14,6 +15,7 @@ from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import psutil
 import pytest
 from rich.console import Console
 
@@ -114,9 +116,9 @@ def test_a_line_tells_how_it_goes_while_it_goes(url: str) -> None:
 
 
 def test_a_set_without_rate_or_number_at_once_is_refused(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([url, "chat:4"]) == 1
+    assert main([url, "chat:4"]) == 2
     assert "needs a third number" in capsys.readouterr().out
-    assert main([url, "chat:4", "--rate", "0"]) == 1
+    assert main([url, "chat:4", "--rate", "0"]) == 2
     assert "above zero" in capsys.readouterr().out
 
 
@@ -158,7 +160,13 @@ def test_the_capacity_is_searched_and_drawn(url: str, tmp_path: Path, capsys: py
     assert rates[:3] == [2, 4, 8]
     assert "too few" in capsys.readouterr().out
     assert "keep the objective" in path.with_suffix(".html").read_text()
-    assert main([url, "chat:50", "--find-capacity"]) == 1
+    assert main([url, "chat:50", "--find-capacity"]) == 2
+
+
+@pytest.mark.parametrize("words", ["nonsense:1:1", "sharegpt:1:1 --file none.json", "--compare none none"])
+def test_a_mistake_is_one_line_and_exit_code_two(url: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([url, *words.split()]) == 2
+    assert capsys.readouterr().out.splitlines()[-1].startswith("loadtest: ")
 
 
 NOBODY = "loadtest: http://127.0.0.1:1/v1/models gives no list: is it there, and has it its key?\n"
@@ -178,6 +186,18 @@ def test_it_is_a_command_of_octavo() -> None:
 def test_a_daemon_that_does_not_start_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--serve", "--kv-memory x"]) == 1
     assert "ended with exit code 2" in capsys.readouterr().out
+
+
+def test_a_load_test_that_is_told_to_end_takes_its_daemon_along() -> None:
+    command = [sys.executable, "-m", "loadtest.bench", "decode:400:2", "--serve", "--log-level warning"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        assert process.stdout is not None
+        while b"decode: 400 requests" not in process.stdout.readline():
+            assert process.poll() is None
+        [daemon] = psutil.Process(process.pid).children()
+        process.terminate()
+        assert process.wait(30) == 128 + signal.SIGTERM
+        assert not daemon.is_running()
 
 
 def test_the_standard_sets_are_well_formed() -> None:
