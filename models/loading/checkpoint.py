@@ -6,8 +6,10 @@ read when asked for. Importing this module does not import torch.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +30,8 @@ class QuantizedTensor:
     shape: tuple[int, int]  # rows, numbers per row
 
 
-class Checkpoint(Protocol):
+@dataclass(frozen=True, slots=True, eq=False)
+class Checkpoint(ABC):
     """An opened model.
 
     Tensors have the names of a Hugging Face Llama checkpoint ("model.layers.0.self_attn.q_proj.weight"; no
@@ -36,26 +39,25 @@ class Checkpoint(Protocol):
     Exactly the tensors of `layout.tensor_shapes(config)` are there, with those shapes; another name raises KeyError.
     """
 
-    @property
-    def config(self) -> ModelConfig: ...
+    name: str  # readable
+    config: ModelConfig
+    path: Path
+    fingerprint: str  # of the content, equal for equal files wherever they lie: see `mapped.fingerprint`
 
-    @property
-    def name(self) -> str:
-        """A readable name for the model."""
-
-    @property
-    def fingerprint(self) -> str:
-        """A key of the content, equal for equal files wherever they lie: see `mapped.fingerprint`."""
-
+    @abstractmethod
     def names(self) -> list[str]:
         """Every tensor, in the order of a forward pass."""
 
+    @abstractmethod
     def stored_kind(self, name: str) -> str:
         """How the file stores a tensor: "F32", "F16", "BF16", "Q4_1", ..."""
 
     def quantized(self, name: str) -> QuantizedTensor | None:
         """A tensor's blocks, or None when it is stored as plain floats."""
+        self.stored_kind(name)
+        return None
 
+    @abstractmethod
     def tensor(self, name: str) -> torch.Tensor:
         """A tensor as numbers: float32 when stored quantised, else the stored dtype.
 

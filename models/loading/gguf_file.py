@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from models.config import ModelConfig
 from models.errors import CorruptModelError
-from models.loading.checkpoint import QuantizedTensor
+from models.loading.checkpoint import Checkpoint, QuantizedTensor
 from models.loading.gguf_config import INTERLEAVED_ROPE, ROPE_DIVISORS, canonical_name, read_config
 from models.loading.gguf_header import StoredTensor, read_header
 from models.loading.layout import check_tensors, tensor_shapes
@@ -29,14 +28,8 @@ _TORCH_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class GgufCheckpoint:
-    """See Checkpoint."""
-
-    name: str
-    config: ModelConfig
+class GgufCheckpoint(Checkpoint):
     metadata: Mapping[str, Any]  # as the file has it: what the tokenizer is made from
-    fingerprint: str
-    path: Path
     _file: MappedFile
     _tensors: Mapping[str, StoredTensor]
 
@@ -96,7 +89,7 @@ def open_gguf(path: Path, name: str) -> GgufCheckpoint:
     expected = tensor_shapes(config)
     check_tensors(str(path), shapes, expected)
     key, kept = fingerprint([(file, header.size)]), {tensor: stored[tensor] for tensor in expected}
-    return GgufCheckpoint(name, config, header.metadata, key, path, file, kept)
+    return GgufCheckpoint(name, config, path, key, header.metadata, file, kept)
 
 
 def _rope_divisors(file: MappedFile, stored: StoredTensor | None) -> tuple[float, ...]:

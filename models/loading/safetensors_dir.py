@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 
 from models.config import ModelConfig
 from models.errors import CorruptModelError, ModelNotFoundError, UnsupportedModelError
-from models.loading.checkpoint import QuantizedTensor
+from models.loading.checkpoint import Checkpoint
 from models.loading.folder_config import read_folder_config, read_json
 from models.loading.layout import LM_HEAD, check_tensors, tensor_shapes
 from models.loading.mapped import MappedFile, fingerprint
@@ -36,13 +36,7 @@ class StoredTensor:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class FolderCheckpoint:
-    """See Checkpoint."""
-
-    name: str
-    config: ModelConfig
-    path: Path
-    fingerprint: str
+class FolderCheckpoint(Checkpoint):
     _tensors: Mapping[str, StoredTensor]
     _open: dict[Path, Any] = field(default_factory=dict)
 
@@ -51,10 +45,6 @@ class FolderCheckpoint:
 
     def stored_kind(self, name: str) -> str:
         return self._tensors[name].kind
-
-    def quantized(self, name: str) -> QuantizedTensor | None:
-        self._tensors[name]
-        return None
 
     def tensor(self, name: str) -> torch.Tensor:
         shard = self._tensors[name].shard

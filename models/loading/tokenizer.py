@@ -11,12 +11,10 @@ from dataclasses import dataclass
 
 from tokenizers import Tokenizer
 
-from models.errors import UnsupportedModelError
 from models.loading.checkpoint import Checkpoint
 from models.loading.folder_tokenizer import FolderTokenizer
 from models.loading.gguf_file import GgufCheckpoint
 from models.loading.gguf_tokenizer import GgufTokenizer
-from models.loading.safetensors_dir import FolderCheckpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +30,9 @@ class LoadedTokenizer:
 
 def load_tokenizer(checkpoint: Checkpoint) -> LoadedTokenizer:
     """Raises ModelError."""
-    match checkpoint:
-        case GgufCheckpoint():
-            parts: GgufTokenizer | FolderTokenizer = GgufTokenizer(checkpoint)
-        case FolderCheckpoint():
-            parts = FolderTokenizer(checkpoint.path)
-        case _:
-            raise UnsupportedModelError(f"{checkpoint.name} has no tokenizer.")
+    parts: GgufTokenizer | FolderTokenizer = FolderTokenizer(checkpoint.path)
+    if isinstance(checkpoint, GgufCheckpoint):
+        parts = GgufTokenizer(checkpoint)
     tokenizer = parts.build()
     tokenizer.no_truncation()
     tokenizer.no_padding()
