@@ -15,7 +15,8 @@ message, which is made if there is none, and asked for in the form that the Herm
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import orjson
@@ -52,7 +53,7 @@ class ChatTemplate:
 
     def warm_up(self) -> None:
         """Import the renderer and compile the template, so that the first chat does not wait for it."""
-        _renderer()._compile_jinja_template(self._source)
+        _renderer()[0]._compile_jinja_template(self._source)
 
     def render(
         self,
@@ -73,15 +74,17 @@ class ChatTemplate:
         conversation = self._marked([self._degraded(message) for message in messages])
         names = {**self._named_tokens, **self._marked(dict(variables or {}))}
         try:
-            rendered, _ = _renderer().render_jinja_template(
-                [conversation],
-                tools=self._marked(list(tools)) if tools else None,
-                documents=self._marked(list(documents)) if documents else None,
-                chat_template=self._source,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-                **names,
-            )
+            renderer, limited = _renderer()
+            with limited():
+                rendered, _ = renderer.render_jinja_template(
+                    [conversation],
+                    tools=self._marked(list(tools)) if tools else None,
+                    documents=self._marked(list(documents)) if documents else None,
+                    chat_template=self._source,
+                    add_generation_prompt=add_generation_prompt,
+                    continue_final_message=continue_final_message,
+                    **names,
+                )
         except Exception as error:  # whatever a template does with a client's messages is the client's to know
             reason = bounded(" ".join(str(error).split()) or type(error).__name__, MAX_REASON_CHARS)
             raise InvalidRequest(f"The chat template refused the messages: {reason}", param="messages") from error
@@ -112,10 +115,15 @@ class ChatTemplate:
         return [self._marked(item) for item in value] if isinstance(value, list) else value
 
 
-def _renderer() -> Any:
+def _renderer() -> tuple[Any, Callable[[], AbstractContextManager[None]]]:
+    """What renders, and what bounds its time."""
     from transformers.utils import chat_template_utils  # most of a second, so not before it is needed
 
-    return chat_template_utils
+    from server.template_time import TimedEnvironment, limited
+
+    renderer: Any = chat_template_utils
+    renderer.ImmutableSandboxedEnvironment = TimedEnvironment  # NOTE: it offers no other way in
+    return renderer, limited
 
 
 def with_tools(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from server import template_time
 from server.chat_template import ChatTemplate
 from server.errors import InvalidRequest
 
@@ -44,6 +45,37 @@ def test_what_reaches_beyond_the_conversation_is_refused_without_telling_what_is
         shown = error.message
     for secret in ("root:", "uid=", "subclasses", "<class", "/server/", "Traceback", "<module"):
         assert secret not in shown, shown
+
+
+ENDLESS = {
+    "ranges": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+    "lists": "{% set a = 'x' * 99999 %}{% for i in a %}{% for j in a %}{% endfor %}{% endfor %}",
+    "calls": "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(40) }}",
+    "sums": "{% for i in range(99999) %}{% set sum = range(99999)|sum %}{% endfor %}",
+    "recursion": "{% for i in [1] * 9 recursive %}{{ loop([1] * 9) if loop.depth < 30 }}{% endfor %}",
+}
+
+
+@pytest.mark.parametrize("source", ENDLESS.values(), ids=ENDLESS)
+def test_a_template_that_would_not_end_is_refused_and_the_others_go_on(
+    serving: Any, source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(template_time, "SECONDS", 0.1)
+    source = "{% if messages[0].content == 'Loop' %}" + source + "{% endif %}{{ messages[0].content }}"
+    with serving(template=source) as server:
+        error = server.error(server.post("/v1/chat/completions", messages=[{"role": "user", "content": "Loop"}]), 400)
+        assert (error["param"], "longer than 0.1 seconds" in error["message"]) == ("messages", True)
+        assert server.chat("Hello", max_tokens=1)
+
+
+def test_loops_are_what_they_were() -> None:
+    source = (
+        "{% for a in 'abc' %}{{ loop.index }}/{{ loop.length }}{{ a }}{{ loop.nextitem }}"
+        "{{ ',' if not loop.last }}{% endfor %}"
+        "{% for k, v in {'x': 1}.items() if v %}{{ k }}{% endfor %}{% for n in none_such %}{% else %}none{% endfor %}"
+        "{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}"
+    )
+    assert rendered(source) == "1/3ab,2/3bc,3/3cxnone01"
 
 
 @pytest.mark.parametrize("text", ["{{ 7 * 7 }}", "{% raw %}", "{# gone #}", "{{ messages }}"])
