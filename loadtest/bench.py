@@ -13,10 +13,12 @@ Runs in a process of its own beside the server, which it knows as a command and 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
+import math
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -25,11 +27,10 @@ import psutil
 from rich.console import Console
 
 from loadtest import difference
-from loadtest.capacity import highest_rate
+from loadtest.document import RESULTS, new_path, write
 from loadtest.driver import TIMEOUT_SECONDS
 from loadtest.figures import Figures, Slo, details
 from loadtest.report import page
-from loadtest.results import RESULTS, new_path, write
 from loadtest.run import How, Run, measure
 from loadtest.servers import Server, get_json, serving
 from loadtest.tables import Row, short, terminal
@@ -37,6 +38,8 @@ from loadtest.tables import Row, short, terminal
 STANDARD = ("single:2:1", "decode:16:16", "chat:48:16", "prefix:40:8", "prefill:16:4", "long:6:3")
 TRIAL_SECONDS = 30.0  # of one rate, in the search for the capacity
 LEAST_REQUESTS = 10  # of one rate
+PRECISION = 0.05  # of the capacity
+LEAST, MOST = 1 / 64, 1024  # times the first rate, beyond which the search gives up
 ATTAINED = 0.99  # share of requests that an objective is kept by when it counts as kept
 
 # Of the table: what it is called, the field of `Figures`, and its format.
@@ -158,7 +161,7 @@ def _measure(server: Server, runs: Sequence[Run], options: argparse.Namespace, h
 
 def _capacity(one: Any, runs: Sequence[Run], options: argparse.Namespace, how: How, console: Console) -> float:
     """Try rates. Every trial has prompts of its own, or the server would know them from the one before."""
-    seeds = iter(range(options.seed, sys.maxsize))
+    seeds = itertools.count(options.seed)
 
     def keeps(rate: float) -> bool:
         count = min(runs[0].requests, max(LEAST_REQUESTS, round(rate * options.trial)))
@@ -169,6 +172,18 @@ def _capacity(one: Any, runs: Sequence[Run], options: argparse.Namespace, how: H
         return share >= ATTAINED
 
     return highest_rate(keeps, how.rate or 1.0)
+
+
+def highest_rate(keeps: Callable[[float], bool], first: float) -> float:
+    """The highest rate found at which `keeps`, to within 5%; 0 when none near `first` does.
+
+    Doubles until it does not, then halves the interval: as if what is kept at a rate were kept at every lower one.
+    """
+    low, high, rate = 0.0, math.inf, first
+    while high - low > PRECISION * low and first * LEAST <= rate <= first * MOST:
+        low, high = (rate, high) if keeps(rate) else (low, rate)
+        rate = 2 * low if high == math.inf else (low + high) / 2
+    return low
 
 
 def table(results: Sequence[Figures]) -> list[Row]:

@@ -25,12 +25,11 @@ import psutil
 from rich.console import Console
 
 from loadtest.bench import STANDARD
-from loadtest.document import Content, json_of
+from loadtest.document import RESULTS, Content, json_of, new_path, write
 from loadtest.figures import Figures
 from loadtest.peers.catalogue import KV_GIB, PEERS, Peer, cache_folder, chosen, python_path
 from loadtest.peers.install import install, model_for, version
 from loadtest.ratios import MOST_TPOT_SPREAD, Measured, ceiling_rows, figure_rows, medians, ratio_rows, slower
-from loadtest.results import RESULTS, new_path, write
 from loadtest.run import Run, measure
 from loadtest.servers import Server, daemon
 from loadtest.tables import Row, markdown, terminal

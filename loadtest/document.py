@@ -1,22 +1,27 @@
-"""Documents of what was measured: a command measures, or takes figures that were kept, and writes tables and charts.
+"""What was measured: figures, kept in one JSON file a run with the machine they are of, and documents of them.
 
-The text of a document outside its two marks is left as it is. Knows nothing of what is measured.
+A command measures, or takes figures that were kept, and writes tables and charts between the two marks of a document.
+The rest of its text is left as it is. Knows nothing of what is measured.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import platform
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from loadtest.plots import Axis, Series, chart
-from loadtest.results import RESULTS, new_path, write
 from loadtest.tables import Row, markdown
 
+RESULTS = Path("bench-results")
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 Content = dict[str, Any]
 Part = str | list[Row] | tuple[str, str]  # a paragraph, a table, or a chart: its name and an SVG document
@@ -82,3 +87,35 @@ def json_of(*module_and_flags: str) -> Content:
     if result.returncode:
         raise RuntimeError(f"{module_and_flags[0]} ended with exit code {result.returncode}")
     return dict(json.loads(result.stdout))
+
+
+def new_path(folder: Path, what: str = "") -> Path:
+    """A file named after this second; the folder is made."""
+    folder.mkdir(exist_ok=True)
+    return folder / f"{datetime.now(UTC):%Y%m%d-%H%M%S}{what}.json"
+
+
+def write(path: Path, content: Mapping[str, object]) -> dict[str, Any]:
+    """Write `content` with the time, the machine and the Python version; what is read from the file."""
+    about = {
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": {
+            "processor": _processor(),
+            "system": platform.platform(),
+            "cpus": psutil.cpu_count(),
+            "memory_bytes": psutil.virtual_memory().total,
+        },
+        "python": platform.python_version(),
+    }
+    text = json.dumps(about | dict(content), indent=1)
+    path.write_text(text + "\n", encoding="utf-8")
+    return dict(json.loads(text))
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())

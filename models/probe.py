@@ -134,25 +134,31 @@ def costs(model: str | None, formats: Iterable[WeightFormat], threads: int) -> d
     return {weights: asdict(step_cost(plain_runner(checkpoint, weights, threads, 16))) for weights in formats}
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure and print; 2 when it cannot."""
-    parser = argparse.ArgumentParser(prog="python -m models.probe", description="Measure what this machine can do.")
+def answer(parser: argparse.ArgumentParser, arguments: Sequence[str] | None, run: Callable[..., object]) -> int:
+    """Print as JSON what `run` measures of MODEL; 2 when it cannot. It gets the options, the threads counted."""
     parser.add_argument("model", nargs="?", metavar="MODEL")
-    parser.add_argument("--weights", nargs="*", default=["stored", "bfloat16"], metavar="FORMAT")
     parser.add_argument("--threads", type=int, metavar="N")
     options = parser.parse_args(arguments)
-    threads = options.threads or Hardware.detect("cpu").cores
+    options.threads = options.threads or Hardware.detect("cpu").cores
     try:
-        content = {
-            "threads": threads,
-            "ceilings": asdict(measure(threads)),
-            "costs": costs(options.model, options.weights, threads),
-        }
+        content = run(**vars(options))
     except ModelError as error:
-        print(f"probe: {error}", file=sys.stderr)
+        print(f"{parser.prog.rpartition('.')[2]}: {error}", file=sys.stderr)
         return 2
     print(json.dumps(content))
     return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure and print; 2 when it cannot."""
+    parser = argparse.ArgumentParser(prog="python -m models.probe", description="Measure what this machine can do.")
+    parser.add_argument("--weights", nargs="*", default=["stored", "bfloat16"], metavar="FORMAT")
+
+    def run(model: str | None, weights: Sequence[WeightFormat], threads: int) -> object:
+        ceilings = asdict(measure(threads))
+        return {"threads": threads, "ceilings": ceilings, "costs": costs(model, weights, threads)}
+
+    return answer(parser, arguments, run)
 
 
 if __name__ == "__main__":

@@ -9,25 +9,22 @@ would be in a server. Let nothing else run beside it.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import psutil
 
-from config.hardware import Hardware
 from models.base import I32, Batch
 from models.cpu.runner import CpuRunner
-from models.errors import ModelError
 from models.loading.checkpoint import open_checkpoint
 from models.loading.source import resolve_source
 from models.plain_batch import plain_batch, plain_runner
-from models.probe import measure
+from models.probe import answer, measure
 from models.step_cost import StepCost, step_cost
 
 if TYPE_CHECKING:
@@ -42,25 +39,7 @@ POOLS = (512, 1024, 2048, 4096)  # pages
 FIXED_CONTEXTS, FIXED_BATCHES = (128, 1024), (1, 8)  # what the other one is varied at
 
 
-@dataclass(frozen=True, slots=True)
-class Point:
-    """A kind of step and what it took; a prompt's steps taken together."""
-
-    batch: int  # sequences
-    context: int  # tokens each of them holds after the step
-    rows: int  # token rows computed
-    seconds: float
-    bytes_read: int
-    operations: int
-
-
-@dataclass(frozen=True, slots=True)
-class Pool:
-    """A KV pool, all of its pages written."""
-
-    pages: int
-    pool_bytes: int
-    resident_bytes: int  # of the whole process
+Point = dict[str, float]  # what was measured, by name; "context" is what each sequence holds after the step
 
 
 class Rig:
@@ -71,8 +50,8 @@ class Rig:
         self._random = np.random.default_rng(0)
         self._pages = 0
 
-    def allocate(self, pages: int) -> Pool:
-        """A new pool of random numbers in place of the one before."""
+    def allocate(self, pages: int) -> Point:
+        """A new pool of random numbers in place of the one before; bytes of it and of the whole process."""
         self._runner.allocate(pages, PAGE_SIZE)
         self._pages = pages
         memory = self._runner.memory.memory.view(np.uint16)
@@ -82,14 +61,15 @@ class Rig:
         for first in range(0, memory.size, numbers.size):
             part = memory[first : first + numbers.size]
             part[:] = numbers[: part.size]
-        return Pool(pages, pages * self._runner.page_bytes(PAGE_SIZE), psutil.Process().memory_info().rss)
+        pool_bytes = pages * self._runner.page_bytes(PAGE_SIZE)
+        return {"pages": pages, "pool_bytes": pool_bytes, "resident_bytes": psutil.Process().memory_info().rss}
 
     def decode(self, batch: int, context: int) -> Point:
         """One row for each of `batch` sequences that hold `context` tokens."""
         tokens, tables, pairs = self._tokens(batch), self._tables(batch, context), batch * context
         seconds = self._time([plain_batch(tokens, tables, starts=[context - 1] * batch, counts=[1] * batch)])
-        operations = self._cost.operations(batch, batch, pairs)
-        return Point(batch, context, batch, seconds, self._cost.bytes_read(pairs), operations)
+        cost = {"bytes_read": self._cost.bytes_read(pairs), "operations": self._cost.operations(batch, batch, pairs)}
+        return {"batch": batch, "context": context, "rows": batch, "seconds": seconds, **cost}
 
     def prefill(self, length: int) -> Point:
         """A whole prompt, chunk by chunk, up to its first token."""
@@ -102,7 +82,8 @@ class Rig:
             steps.append(plain_batch(chunk, tables, starts=[start], counts=[count], logit_rows=logit_rows))
             read += self._cost.bytes_read(start + count)
         pairs = length * (length + 1) // 2
-        return Point(1, length, length, self._time(steps), read, self._cost.operations(length, 1, pairs))
+        cost = {"bytes_read": read, "operations": self._cost.operations(length, 1, pairs)}
+        return {"batch": 1, "context": length, "rows": length, "seconds": self._time(steps), **cost}
 
     def _tokens(self, count: int) -> I32:
         return self._random.integers(0, self._runner.config.vocab_size, count, np.int32)
@@ -129,7 +110,7 @@ class Rig:
         return statistics.median(taken)
 
 
-def points(rig: Rig, longest: int, quick: bool) -> Iterator[tuple[str, Point | Pool]]:
+def points(rig: Rig, longest: int, quick: bool) -> Iterator[tuple[str, Point]]:
     """Every measurement, with the list it belongs to."""
     pools = POOLS[:2] if quick else POOLS
     for pages in pools:
@@ -162,26 +143,16 @@ def run(model: str | None, weights: WeightFormat, threads: int, quick: bool) -> 
     }
     for kind, point in points(Rig(runner, cost, 0.05 if quick else 0.4), longest, quick):
         print(f"{kind}: {point}", file=sys.stderr)
-        content.setdefault(kind, []).append(asdict(point))
+        content.setdefault(kind, []).append(point)
     return content
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and print; 2 when it cannot."""
     parser = argparse.ArgumentParser(prog="python -m models.scaling", description="Measure how steps scale.")
-    parser.add_argument("model", nargs="?", metavar="MODEL")
     parser.add_argument("--weights", default="stored", metavar="FORMAT")
-    parser.add_argument("--threads", type=int, metavar="N")
     parser.add_argument("--quick", action="store_true", help="fewer runs and sizes, to try it out")
-    options = parser.parse_args(arguments)
-    threads = options.threads or Hardware.detect("cpu").cores
-    try:
-        content = run(options.model, options.weights, threads, options.quick)
-    except ModelError as error:
-        print(f"scaling: {error}", file=sys.stderr)
-        return 2
-    print(json.dumps(content))
-    return 0
+    return answer(parser, arguments, run)
 
 
 if __name__ == "__main__":

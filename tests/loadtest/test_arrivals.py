@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from loadtest.arrivals import due
-from loadtest.capacity import highest_rate
+from loadtest.bench import highest_rate
 from loadtest.difference import interval, rows
 
 
