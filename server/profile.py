@@ -21,14 +21,12 @@ import threading
 import time
 import urllib.request
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from config.settings import Settings
 
 if TYPE_CHECKING:
-    from models.base import Runner
-    from models.timed_runner import TimedRunner
+    from models.timed_runner import Timing
 
 TICK_SECONDS = 0.01
 STEPS = 1000  # asked of the journal, which keeps fewer
@@ -46,7 +44,7 @@ def run(settings: Settings, sets: Sequence[str], began: float) -> int:
     import uvloop
     from rich.console import Console
 
-    from models.timed_runner import TimedRunner
+    from models.timed_runner import Timing
     from server.keys import KeyRing
     from server.launch import SWITCH_INTERVAL_SECONDS
     from server.listen import bind
@@ -63,9 +61,8 @@ def run(settings: Settings, sets: Sequence[str], began: float) -> int:
     phases = Phases(began)
     bound = bind(settings.host, settings.port)
     model = load_model(settings, phases, lambda plan: None, lambda: None)
-    runner = TimedRunner(model.runner)
-    model = replace(model, runner=cast("Runner", runner))
-    watch = Watch(sets, runner)
+    timing = Timing(model.runner)
+    watch = Watch(sets, timing)
     with timed_jobs() as jobs, asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop:
         loop.run(serve(settings, model, None, KeyRing(), bound, phases, watch.begin))
 
@@ -73,9 +70,9 @@ def run(settings: Settings, sets: Sequence[str], began: float) -> int:
     if watch.client_code or not watch.steps:
         console.print("the client failed: nothing to show", style="red")
         return 1
-    sampling = runner.sampling_seconds_per_row(model.plan.threads)
-    console.print(step_table(watch.steps, runner.calls, sampling))
-    console.print(event_loop_table(jobs, len(runner.calls), watch.seconds, watch.thread_seconds))
+    sampling = timing.sampling_seconds_per_row(model.plan.threads)
+    console.print(step_table(watch.steps, timing.calls, sampling))
+    console.print(event_loop_table(jobs, len(timing.calls), watch.seconds, watch.thread_seconds))
     console.print(latency_line("the event loop gets to what is due", watch.ticks))
     console.print(latency_line("a thread that wakes gets a core and the interpreter", watch.sleeper.late_seconds))
     return 0
@@ -84,7 +81,7 @@ def run(settings: Settings, sets: Sequence[str], began: float) -> int:
 class Watch:
     """Everything that looks on while the sets are served. Begins on the event loop; ends in a thread of its own."""
 
-    def __init__(self, sets: Sequence[str], runner: TimedRunner) -> None:
+    def __init__(self, sets: Sequence[str], timing: Timing) -> None:
         from server.spans import Sleeper
 
         self.sleeper = Sleeper()
@@ -94,11 +91,11 @@ class Watch:
         self.thread_seconds: dict[str, tuple[float, float]] = {}  # computing, and waiting for a core
         self.client_code = 1
         self._sets = sets
-        self._runner = runner
+        self._timing = timing
 
     def begin(self, url: str) -> None:
         """The daemon answers at `url`."""
-        self._runner.calls.clear()  # the first token, at start
+        self._timing.calls.clear()  # the first token, at start
         self._ticking = asyncio.get_running_loop().create_task(self._tick())
         threading.Thread(target=self._watch, args=(url,), name="octavo-client").start()
 

@@ -6,14 +6,11 @@ Pure functions. Times in milliseconds, means over the steps of a kind.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.table import Table
 
-if TYPE_CHECKING:
-    from models.timed_runner import Call
-
-
+Call = tuple[float, float]  # when the model began and ended a step
 Step = Mapping[str, Any]  # as the journal has it
 
 
@@ -25,11 +22,11 @@ def matched(
     for step in steps:
         handed_over = step["time"] + step["plan_seconds"]
         returned = handed_over + step["run_seconds"]
-        while at < len(calls) and calls[at].began < handed_over:
+        while at < len(calls) and calls[at][0] < handed_over:
             at += 1
-        if at == len(calls) or calls[at].ended > returned:
+        if at == len(calls) or calls[at][1] > returned:
             continue
-        began, ended = calls[at].began, calls[at].ended
+        began, ended = calls[at]
         parts = {
             "plan and batch": step["plan_seconds"],
             "to the model's thread": began - handed_over,

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console, RenderableType
 
-from models.timed_runner import Call
-from server.step_times import event_loop_table, latency_line, matched, step_table
+from server.step_times import Call, event_loop_table, latency_line, matched, step_table
 
 ROOT = Path(__file__).parents[2]
 
@@ -25,7 +24,7 @@ def step(time: float, prompt: int = 0, rows: int = 4) -> dict[str, Any]:
 
 def call(time: float) -> Call:
     """Of the step at `time`: it begins 2 ms after it was handed over and ends 1 ms before it was taken back."""
-    return Call(time + 0.003, time + 0.008, 4, 4)
+    return time + 0.003, time + 0.008
 
 
 def shown(what: RenderableType) -> list[list[str]]:
