@@ -1,4 +1,5 @@
-"""Tokenizers in formats that only transformers can read: converted once, then kept in the cache.
+"""What is read of a tokenizer, whatever the file, and tokenizers in formats that only transformers can read: converted
+once, then kept in the cache.
 
 Owner: whoever loads the model.
 """
@@ -8,10 +9,11 @@ from __future__ import annotations
 import hashlib
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
+from typing import NamedTuple
 
 from tokenizers import Tokenizer
 
@@ -19,6 +21,13 @@ from models.errors import UnsupportedModelError
 from models.loading.cache import build_once, cache_path
 
 DELAY_SECONDS = 1.0
+
+
+class TokenizerParts(NamedTuple):
+    tokenizer: Tokenizer
+    chat_template: str | None  # Jinja
+    special_tokens: dict[str, str]  # what templates call them -> their text
+    end_tokens: Sequence[str] = ()  # beside those that the checkpoint's configuration has
 
 
 def converted_tokenizer(content_key: str, folder: str, gguf_file: str | None = None) -> Tokenizer:

@@ -6,7 +6,9 @@ second; anything else is converted by transformers, in several, and kept in the 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer
@@ -17,7 +19,7 @@ from tokenizers.pre_tokenizers import ByteLevel, Digits, PreTokenizer, Sequence,
 from tokenizers.processors import TemplateProcessing
 
 from models.errors import CorruptModelError
-from models.loading.converted_tokenizer import converted_tokenizer
+from models.loading.converted_tokenizer import TokenizerParts, converted_tokenizer
 from models.loading.gguf_config import CONTROL
 from models.loading.gguf_file import GgufCheckpoint
 
@@ -57,75 +59,60 @@ FAMILIES = {
 }
 
 
-class GgufTokenizer:
-    """The parts of a LoadedTokenizer."""
+def gguf_tokenizer(checkpoint: GgufCheckpoint) -> TokenizerParts:
+    """Raises CorruptModelError, UnsupportedModelError and CacheError."""
+    stated = _Stated(checkpoint.metadata)
+    family = FAMILIES.get(stated["pre"])
+    if stated["model"] == "gpt2" and family and stated["merges"] is not None:
+        tokenizer = _byte_level(checkpoint.path, stated, family)
+    else:
+        tokenizer = converted_tokenizer(checkpoint.fingerprint, str(checkpoint.path.parent), checkpoint.path.name)
+    template = checkpoint.metadata.get("tokenizer.chat_template")
+    special = {name: text for name, key in SPECIAL_KEYS.items() if (text := stated.special(key)) is not None}
+    return TokenizerParts(tokenizer, template if isinstance(template, str) else None, special)
 
-    def __init__(self, checkpoint: GgufCheckpoint) -> None:
-        self._checkpoint = checkpoint
 
-    def build(self) -> Tokenizer:
-        family = FAMILIES.get(self._value("pre"))
-        if self._value("model") == "gpt2" and family and self._value("merges") is not None:
-            return self._byte_level(family)
-        path = self._checkpoint.path
-        return converted_tokenizer(self._checkpoint.fingerprint, str(path.parent), path.name)
+class _Stated:
+    """What a file's metadata says of its tokenizer; None where it says nothing."""
 
-    def chat_template(self) -> str | None:
-        template = self._checkpoint.metadata.get("tokenizer.chat_template")
-        return template if isinstance(template, str) else None
+    def __init__(self, metadata: Mapping[str, Any]) -> None:
+        self._metadata = metadata
 
-    def special_tokens(self) -> dict[str, str]:
-        return {name: text for name, key in SPECIAL_KEYS.items() if (text := self._special(key)) is not None}
+    def __getitem__(self, key: str) -> Any:
+        return self._metadata.get(f"tokenizer.ggml.{key}")
 
-    def end_tokens(self) -> tuple[str, ...]:
-        """None that the checkpoint's configuration does not have already."""
-        return ()
-
-    def _byte_level(self, family: Family) -> Tokenizer:
-        tokens: list[str] = self._value("tokens")
-        try:
-            merges = [tuple(merge.split(" ", 1)) for merge in self._value("merges")]
-            model = BPE(
-                vocab={token: i for i, token in enumerate(tokens)},
-                merges=merges,
-                ignore_merges=family.whole_words_first,
-            )
-        except Exception as error:  # tokenizers raises nothing more precise
-            raise CorruptModelError(f"{self._checkpoint.path}: its vocabulary is damaged ({error}).") from None
-        tokenizer = Tokenizer(model)
-        if family.compose:
-            tokenizer.normalizer = NFC()
-        tokenizer.pre_tokenizer = _pre_tokenizer(family)
-        tokenizer.decoder = ByteLevelDecoder()
-        types = self._value("token_type")
-        typed = [] if types is None else list(zip(tokens, types.tolist(), strict=False))
-        for kind, special in ((CONTROL, True), (USER_DEFINED, False)):
-            added = [AddedToken(token, normalized=False, special=special) for token, own in typed if own == kind]
-            tokenizer.add_tokens(added)
-        tokenizer.post_processor = self._around(family)
-        return tokenizer
-
-    def _around(self, family: Family) -> TemplateProcessing:
-        """What the tokens of a text come between."""
-        add_bos, add_eos = self._value("add_bos_token"), self._value("add_eos_token")
-        bos = self._special("bos") if (family.add_bos if add_bos is None else add_bos) else None
-        eos = self._special("eos") if add_eos else None
-        return TemplateProcessing(
-            single=[token for token in (bos, "$A", eos) if token is not None],
-            special_tokens=[
-                (token, self._value(f"{key}_token_id"))
-                for key, token in (("bos", bos), ("eos", eos))
-                if token is not None
-            ],
-        )
-
-    def _special(self, key: str) -> str | None:
-        token_id, tokens = self._value(f"{key}_token_id"), self._value("tokens")
+    def special(self, key: str) -> str | None:
+        token_id, tokens = self[f"{key}_token_id"], self["tokens"]
         in_range = isinstance(token_id, int) and isinstance(tokens, list) and token_id < len(tokens)
         return tokens[token_id] if in_range else None
 
-    def _value(self, key: str) -> Any:
-        return self._checkpoint.metadata.get(f"tokenizer.ggml.{key}")
+
+def _byte_level(path: Path, stated: _Stated, family: Family) -> Tokenizer:
+    tokens: list[str] = stated["tokens"]
+    try:
+        merges = [tuple(merge.split(" ", 1)) for merge in stated["merges"]]
+        vocab = {token: i for i, token in enumerate(tokens)}
+        tokenizer = Tokenizer(BPE(vocab=vocab, merges=merges, ignore_merges=family.whole_words_first))
+    except Exception as error:  # tokenizers raises nothing more precise
+        raise CorruptModelError(f"{path}: its vocabulary is damaged ({error}).") from None
+    if family.compose:
+        tokenizer.normalizer = NFC()
+    tokenizer.pre_tokenizer = _pre_tokenizer(family)
+    tokenizer.decoder = ByteLevelDecoder()
+    types = stated["token_type"]
+    typed = [] if types is None else list(zip(tokens, types.tolist(), strict=False))
+    for kind, special in ((CONTROL, True), (USER_DEFINED, False)):
+        added = [AddedToken(token, normalized=False, special=special) for token, own in typed if own == kind]
+        tokenizer.add_tokens(added)
+    # What the tokens of a text come between.
+    add_bos = family.add_bos if stated["add_bos_token"] is None else stated["add_bos_token"]
+    around = {"bos": stated.special("bos") if add_bos else None}
+    around["eos"] = stated.special("eos") if stated["add_eos_token"] else None
+    tokenizer.post_processor = TemplateProcessing(
+        single=[token for token in (around["bos"], "$A", around["eos"]) if token is not None],
+        special_tokens=[(token, stated[f"{key}_token_id"]) for key, token in around.items() if token is not None],
+    )
+    return tokenizer
 
 
 def _pre_tokenizer(family: Family) -> PreTokenizer:

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from tokenizers import Tokenizer
 
 from models.loading.checkpoint import Checkpoint
-from models.loading.folder_tokenizer import FolderTokenizer
+from models.loading.folder_tokenizer import folder_tokenizer
 from models.loading.gguf_file import GgufCheckpoint
-from models.loading.gguf_tokenizer import GgufTokenizer
+from models.loading.gguf_tokenizer import gguf_tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,19 +30,18 @@ class LoadedTokenizer:
 
 def load_tokenizer(checkpoint: Checkpoint) -> LoadedTokenizer:
     """Raises ModelError."""
-    parts: GgufTokenizer | FolderTokenizer = FolderTokenizer(checkpoint.path)
     if isinstance(checkpoint, GgufCheckpoint):
-        parts = GgufTokenizer(checkpoint)
-    tokenizer = parts.build()
+        tokenizer, chat_template, special, end_tokens = gguf_tokenizer(checkpoint)
+    else:
+        tokenizer, chat_template, special, end_tokens = folder_tokenizer(checkpoint.path)
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    special = parts.special_tokens()
     bos = tokenizer.token_to_id(special["bos_token"]) if "bos_token" in special else None
-    own_ends = (tokenizer.token_to_id(token) for token in parts.end_tokens())
+    own_ends = map(tokenizer.token_to_id, end_tokens)
     ends = (*checkpoint.config.eos_token_ids, *(token for token in own_ends if token is not None))
     return LoadedTokenizer(
         tokenizer=tokenizer,
-        chat_template=parts.chat_template(),
+        chat_template=chat_template,
         bos_token_id=bos,
         eos_token_ids=tuple(dict.fromkeys(ends)),
         special_tokens=special,
