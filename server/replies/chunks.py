@@ -1,8 +1,4 @@
-"""The answers of /v1/completions and /v1/chat/completions, whole and as server-sent events put together from bytes.
-
-A chunk is the same for every token of a choice but for its text, so all else is made once per request. Only chunks that
-carry logprobs or token ids are built as dictionaries.
-"""
+"""The answers of /v1/completions and /v1/chat/completions, whole and as server-sent events."""
 
 from __future__ import annotations
 
@@ -40,41 +36,38 @@ class ChunkWriter(ABC):
         """`head` are the fields at the beginning of an answer, `chunk` those that a chunk has instead or besides;
         `logprobs` gives them their shape, None when they are not wanted."""
         self._head = {**head, "created": int(time.time())}
+        self._chunk = {**self._head, **chunk}
         self._work = work
         self._logprobs = logprobs
         self._timings = bool(fields.timings)
         self._prompts = [one.prompt.tolist() for one in work.requests] if fields.return_token_ids else None
         self._scores = None if fields.prompt_logprobs is None else LogprobShapes(work, fields.prompt_logprobs).prompt
-        self._plain = logprobs is None and self._prompts is None
         options = fields.stream_options
-        self._opening = b"data: " + orjson.dumps({**self._head, **chunk})[:-1] + b',"choices":['
         self._usage_at_end = bool(options and options.include_usage)
         self._usage_always = bool(options and options.continuous_usage_stats)
 
     @abstractmethod
-    def choices(self, choice: Choice, delta: Delta) -> list[bytes]:
-        """What a delta says, as JSON choice objects of one chunk each."""
+    def choices(self, choice: Choice, delta: Delta) -> list[dict[str, Any]]:
+        """What a delta says, as choice objects of one chunk each."""
 
     @abstractmethod
     def whole(self, answers: Sequence[Delta]) -> bytes: ...
 
     def events(self, choice: Choice, delta: Delta) -> bytes:
         """The events of a delta; nothing for one without anything to say."""
-        bodies = self.choices(choice, delta)
-        if not bodies:
-            return b""
-        closing = b'],"usage":null}\n\n' if self._usage_at_end else b"]}\n\n"
-        if self._usage_always:
-            closing = b'],"usage":' + orjson.dumps(usage_of(self._work)) + b"}\n\n"
-        return b"".join([self._opening + body + closing for body in bodies])
+        usage = {"usage": usage_of(self._work)} if self._usage_always else {"usage": None} if self._usage_at_end else {}
+        return b"".join([self._event({"choices": [body], **usage}) for body in self.choices(choice, delta)])
 
     def end(self) -> bytes:
         closing = self._closing(usage=self._usage_at_end)
-        return self._opening + b"]," + orjson.dumps(closing)[1:] + b"\n\n" + DONE if closing else DONE
+        return self._event({"choices": [], **closing}) + DONE if closing else DONE
 
     def error(self, error: APIError) -> bytes:
         """The last event of a stream that breaks."""
         return b"data: " + error.body() + b"\n\n"
+
+    def _event(self, content: Mapping[str, Any]) -> bytes:
+        return b"data: " + orjson.dumps({**self._chunk, **content}) + b"\n\n"
 
     def _closing(self, *, usage: bool = True) -> dict[str, Any]:
         fields = {"usage": usage_of(self._work)} if usage else {}
@@ -97,17 +90,14 @@ class CompletionWriter(ChunkWriter):
         self._shown = fields.n or 1  # choices of a prompt that the client gets
         self._generated = fields.best_of or self._shown
 
-    def choices(self, choice: Choice, delta: Delta) -> list[bytes]:
+    def choices(self, choice: Choice, delta: Delta) -> list[dict[str, Any]]:
         if not (delta.text or delta.records or delta.finish_reason or (self._prompts and delta.tokens)):
             return []
-        if self._plain and delta.finish_reason is None:
-            text = orjson.dumps(delta.text)
-            return [b'{"index":%d,"text":%b,"logprobs":null,"finish_reason":null}' % (choice.index, text)]
         body = self._choice(choice.index, {"text": delta.text}, delta)
         if self._prompts is not None and not choice.started:
             body["prompt_token_ids"] = self._prompts[choice.index // self._generated]
         choice.started = True
-        return [orjson.dumps(body)]
+        return [body]
 
     def whole(self, answers: Sequence[Delta]) -> bytes:
         """When not all choices are shown, the most likely ones are, the best of them first."""
@@ -135,27 +125,19 @@ class ChatWriter(ChunkWriter):
         super().__init__({**head, "object": "chat.completion"}, fields, work, shape, chunk)
         self._extra = tier if fields.metadata is None else {**tier, "metadata": fields.metadata}
 
-    def choices(self, choice: Choice, delta: Delta) -> list[bytes]:
-        bodies = []
-        first = not choice.started
-        ended = delta.finish_reason is not None
-        says = delta.text or delta.parts
-        if says or delta.records or (self._prompts and delta.tokens) or (first and ended):
+    def choices(self, choice: Choice, delta: Delta) -> list[dict[str, Any]]:
+        bodies: list[dict[str, Any]] = []
+        first, ended = not choice.started, delta.finish_reason is not None
+        says = delta.text or delta.parts or delta.records
+        if says or (self._prompts and delta.tokens) or (first and ended):
             choice.started = True
-            if self._plain and not first and delta.parts is None:
-                text = orjson.dumps(delta.text)
-                bodies.append(
-                    b'{"index":%d,"delta":{"content":%b},"logprobs":null,"finish_reason":null}' % (choice.index, text)
-                )
-            else:
-                content = {"delta": _content(choice, delta, first)}
-                body = self._choice(choice.index, content, delta._replace(finish_reason=None, stop=None))
-                if first and self._prompts is not None:
-                    body["prompt_token_ids"] = self._prompts[0]
-                bodies.append(orjson.dumps(body))
+            content = {"delta": _content(choice, delta, first)}
+            bodies.append(self._choice(choice.index, content, delta._replace(finish_reason=None, stop=None)))
+            if first and self._prompts is not None:
+                bodies[0]["prompt_token_ids"] = self._prompts[0]
         if ended:
             last = {"index": choice.index, "delta": {}, "logprobs": None, "finish_reason": delta.finish_reason}
-            bodies.append(orjson.dumps(last if delta.stop is None else {**last, "stop_reason": delta.stop}))
+            bodies.append(last if delta.stop is None else {**last, "stop_reason": delta.stop})
         return bodies
 
     def whole(self, answers: Sequence[Delta]) -> bytes:
