@@ -14,10 +14,11 @@ step, a copy of its slot's with the drafts added, and they count towards min_tok
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -33,13 +34,9 @@ BAD_WORD_BIAS = np.float32(-1e5)
 NO_DRAFTS: Mapping[int, I32] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
-class _Biases:
-    """What is added to the logits of one slot. An entry holds while the slot has fewer outputs than `until`."""
-
-    tokens: I32
-    values: F32
-    until: I32
+# What is added to the logit of a token in a row. An entry holds while the row's slot has fewer outputs than `until`.
+Biases = npt.NDArray[np.void]
+BIAS = np.dtype([("row", np.int32), ("token", np.int32), ("value", np.float32), ("until", np.int32)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +52,12 @@ class _Words:
         return sorted({word[-1] for word in self.words if tail[1 - len(word) :] == word[:-1]})
 
 
-@dataclass(frozen=True, slots=True)
-class _Rows:
+class _Rows(NamedTuple):
     """What does not change from step to step while the slots behind the rows are the same."""
 
     sampling: SamplingBatch
-    bias_until: I32 | None  # None when every bias holds always
-    bias_slot: I32 | None
+    biases: Biases
+    lasting: bool  # whether every bias holds always
 
 
 class SamplingState:
@@ -89,7 +85,7 @@ class SamplingState:
         self._count_row: I32 = np.full(max_sequences, -1, np.int32)
         self._counts: I32 = np.zeros((0, vocab_size), np.int32)
         self._free_count_rows: list[int] = []
-        self._biases: dict[int, _Biases] = {}
+        self._biases: dict[int, Biases] = {}
         self._words: dict[int, _Words] = {}
         self._cached: tuple[bytes, _Rows] | None = None
 
@@ -118,7 +114,7 @@ class SamplingState:
         self._frequency[slot] = params.frequency_penalty
         self._repetition[slot] = params.repetition_penalty
         self._outputs[slot] = len(outputs)
-        if biases is not None:
+        if biases.size:
             self._biases[slot] = biases
         if words := tuple(word for word in params.bad_words if len(word) > 1):
             longest = max(map(len, words)) - 1
@@ -184,18 +180,8 @@ class SamplingState:
                 self._cached = (key, self._gather(slots, positions, targets))
             rows = self._cached[1]
         kept = rows.sampling
-        bias_row, bias_token, bias_value = kept.bias_row, kept.bias_token, kept.bias_value
-        if bias_row is not None and bias_token is not None and bias_value is not None and rows.bias_until is not None:
-            outputs = self._outputs[rows.bias_slot]
-            if drafts:
-                outputs = outputs + np.array([len(drafts.get(row, ())) for row in bias_row.tolist()], np.int32)
-            holds = outputs < rows.bias_until
-            if not holds.all():
-                bias_row, bias_token, bias_value = bias_row[holds], bias_token[holds], bias_value[holds]
-        if self._words:
-            bias_row, bias_token, bias_value = self._with_bad_words(
-                slots, targets, drafts, bias_row, bias_token, bias_value
-            )
+        if self._words or not rows.lasting:
+            kept = replace(kept, **_columns(self._holding(rows.biases, slots, targets, drafts)))
         count_row = None if kept.count_row is None else self._count_drafts(kept.count_row, drafts)
         return replace(
             kept,
@@ -203,9 +189,6 @@ class SamplingState:
             target=targets,
             counts=None if count_row is None else self._counts,
             count_row=count_row,
-            bias_row=bias_row,
-            bias_token=bias_token,
-            bias_value=bias_value,
             mask=mask,
             mask_row=mask_row,
         )
@@ -215,7 +198,10 @@ class SamplingState:
         row_logprobs = np.where(sampling, self._logprobs[slots], self._prompt_logprobs[slots])
         count_row = np.where(sampling, self._count_row[slots], np.int32(-1))
         penalised = bool(count_row.size) and count_row.max() >= 0
-        bias_row, bias_token, bias_value, bias_until = self._gather_biases(slots, sampling)
+        wanted = enumerate(slots.tolist() if self._biases else ())
+        found = [(row, self._biases[slot]) for row, slot in wanted if slot in self._biases and sampling[row]]
+        biases = np.concatenate([np.zeros(0, BIAS), *(own for _, own in found)])
+        biases["row"] = np.repeat(np.array([row for row, _ in found], np.int32), [len(own) for _, own in found])
         num_logprobs = int(row_logprobs.max(initial=-1))
         sampling_batch = SamplingBatch(
             temperature=self._temperature[slots],
@@ -231,33 +217,25 @@ class SamplingState:
             frequency=self._frequency[slots] if penalised else None,
             repetition=self._repetition[slots] if penalised else None,
             count_row=count_row if penalised else None,
-            bias_row=bias_row,
-            bias_token=bias_token,
-            bias_value=bias_value,
+            **_columns(biases),
         )
-        return _Rows(sampling_batch, bias_until, None if bias_row is None else slots[bias_row])
+        return _Rows(sampling_batch, biases, bool((biases["until"] == ALWAYS).all()))
 
-    def _gather_biases(
-        self, slots: I32, sampling: npt.NDArray[np.bool_]
-    ) -> tuple[I32 | None, I32 | None, F32 | None, I32 | None]:
-        """Rows, tokens, values and ends of the biases of all sampling rows, in the order of the rows."""
-        if not self._biases:
-            return None, None, None, None
-        found = [
-            (row, self._biases[slot])
+    def _holding(self, biases: Biases, slots: I32, targets: I32, drafts: Mapping[int, I32]) -> Biases:
+        """Of these, what still holds, with those against completing a bad word, in the order of the rows."""
+        outputs = self._outputs[slots[biases["row"]]]
+        if drafts:
+            outputs = outputs + np.array([len(drafts.get(row, ())) for row in biases["row"].tolist()], np.int32)
+        against = [
+            (row, token)
             for row, slot in enumerate(slots.tolist())
-            if slot in self._biases and sampling[row]
+            if slot in self._words and targets[row] < 0
+            for token in self._words[slot].completing(drafts.get(row, ()))
         ]
-        if not found:
-            return None, None, None, None
-        rows = np.repeat(np.array([row for row, _ in found], np.int32), [len(biases.tokens) for _, biases in found])
-        until = np.concatenate([biases.until for _, biases in found])
-        return (
-            rows,
-            np.concatenate([biases.tokens for _, biases in found]),
-            np.concatenate([biases.values for _, biases in found]),
-            until if until.min() != ALWAYS else None,
-        )
+        added = _made([token for _, token in against], BAD_WORD_BIAS)
+        added["row"] = [row for row, _ in against]
+        together = np.concatenate([biases[outputs < biases["until"]], added])
+        return together[together["row"].argsort(kind="stable")]
 
     def _count_drafts(self, count_row: I32, drafts: Mapping[int, I32]) -> I32:
         """`count_row` with rows of their own for the rows behind drafts. They are free again at once: nobody takes one
@@ -273,33 +251,7 @@ class SamplingState:
         self._free_count_rows += reversed(taken)
         return count_row
 
-    def _with_bad_words(
-        self,
-        slots: I32,
-        targets: I32,
-        drafts: Mapping[int, I32],
-        rows: I32 | None,
-        tokens: I32 | None,
-        values: F32 | None,
-    ) -> tuple[I32 | None, I32 | None, F32 | None]:
-        """The biases with those against completing a bad word, in the order of the rows."""
-        found = [
-            (row, token)
-            for row, slot in enumerate(slots.tolist())
-            if slot in self._words and targets[row] < 0
-            for token in self._words[slot].completing(drafts.get(row, ()))
-        ]
-        if not found:
-            return rows, tokens, values
-        added = np.array(found, np.int32)
-        against = np.full(len(added), BAD_WORD_BIAS, np.float32)
-        if rows is None or tokens is None or values is None:
-            return added[:, 0].copy(), added[:, 1].copy(), against
-        rows = np.concatenate([rows, added[:, 0]])
-        order = rows.argsort(kind="stable")
-        return rows[order], np.concatenate([tokens, added[:, 1]])[order], np.concatenate([values, against])[order]
-
-    def _biases_of(self, params: SamplingParams) -> _Biases | None:
+    def _biases_of(self, params: SamplingParams) -> Biases:
         """logit_bias, bad words of one token and all that is not allowed for good, and eos and stop tokens forbidden
         until min_tokens: unless nothing else is allowed, for then they have to be chosen, and do not end anything."""
         singles = [word[0] for word in params.bad_words if len(word) == 1]
@@ -317,16 +269,15 @@ class SamplingState:
             never = np.flatnonzero(outside).astype(np.int32)
             if forbidden.issuperset(params.allowed_token_ids):
                 forbidden = set()
-        biased = [token for token, _ in params.logit_bias] + singles
-        values = [value for _, value in params.logit_bias] + [BAD_WORD_BIAS] * len(singles)
-        if not biased and not never.size and not forbidden:
-            return None
-        tokens = np.concatenate([np.array([*biased, *sorted(forbidden)], np.int32), never])
-        until = np.full(len(tokens), ALWAYS, np.int32)
-        until[len(biased) : len(biased) + len(forbidden)] = params.min_tokens
-        bias = np.full(len(tokens), -np.inf, np.float32)
-        bias[: len(values)] = values
-        return _Biases(tokens, bias, until)
+        biased, values = [token for token, _ in params.logit_bias], [value for _, value in params.logit_bias]
+        return np.concatenate(
+            [
+                _made(biased, values),
+                _made(singles, BAD_WORD_BIAS),
+                _made(sorted(forbidden), -np.inf, until=params.min_tokens),
+                _made(never, -np.inf),
+            ]
+        )
 
     def _take_count_row(self) -> int:
         if not self._free_count_rows:
@@ -337,3 +288,14 @@ class SamplingState:
             self._counts = grown
             self._free_count_rows = list(range(new - 1, old - 1, -1))
         return self._free_count_rows.pop()
+
+
+def _made(tokens: Sequence[int] | I32, values: npt.ArrayLike, until: int = ALWAYS) -> Biases:
+    biases = np.zeros(len(tokens), BIAS)
+    biases["token"], biases["value"], biases["until"] = tokens, values, until
+    return biases
+
+
+def _columns(biases: Biases) -> dict[str, Any]:
+    """As a `SamplingBatch` has them."""
+    return {f"bias_{name}": biases[name].copy() if biases.size else None for name in ("row", "token", "value")}
