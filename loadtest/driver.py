@@ -22,6 +22,7 @@ from loadtest.figures import Answer
 from loadtest.workloads import Prompt
 
 TIMEOUT_SECONDS = 600.0
+REFUSED_SECONDS = 1.0  # before the next one of a client that was refused: in a closed loop it would spin
 
 
 async def drive(
@@ -80,6 +81,8 @@ async def drive(
                 answers.append(await one(turn, said, begins, number % max(1, len(keys))))
                 turn, begins = turn.then if answers[-1].good else None, None
                 said.append(answers[-1].text)
+            if due is None and answers[-1].status == 429:
+                await asyncio.sleep(REFUSED_SECONDS)
         return answers
 
     began = time.perf_counter()

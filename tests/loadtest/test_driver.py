@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from loadtest import driver
 from loadtest.driver import drive
 from loadtest.figures import Answer, Slo, details, jain, summarise
 from loadtest.workloads import Prompt
@@ -148,6 +149,14 @@ def test_no_more_requests_run_at_once_than_allowed() -> None:
 def test_what_goes_wrong_is_an_error_of_that_request(content: bytes, error: str) -> None:
     [answer] = run(reply(content), ONE)
     assert error in (answer.error or "")
+
+
+def test_a_client_that_is_refused_comes_back_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "REFUSED_SECONDS", 0.1)
+    first, second = run(reply(b"HTTP/1.1 429 Too Many Requests\r\n\r\n"), ONE * 2)
+    assert second.started - first.ended >= 0.099
+    at_once = run(reply(b"HTTP/1.1 429 Too Many Requests\r\n\r\n"), ONE * 2, concurrency=0, due=[0.0, 0.0])
+    assert [answer.status for answer in at_once] == [429, 429]
 
 
 def test_a_server_that_is_not_there_is_an_error_of_every_request() -> None:
