@@ -23,7 +23,7 @@ from typing import Any
 
 from loadtest.document import Content, Part, command, drawn, json_of, publish
 from loadtest.plots import Axis, Series, line
-from loadtest.servers import Server, daemon
+from loadtest.servers import Server, daemon, metrics_of
 from loadtest.tables import table
 
 VOCABULARY = 40_000  # token ids below this are words in any model worth measuring
@@ -59,8 +59,7 @@ class Client:
             return dict(json.load(answer))
 
     def metric(self, series: str) -> float:
-        with urllib.request.urlopen(f"{self._server.url}/metrics") as answer:
-            found = re.search(rf"^octavo_{re.escape(series)} (\S+)$", answer.read().decode(), re.MULTILINE)
+        found = re.search(rf"^octavo_{re.escape(series)} (\S+)$", metrics_of(self._server), re.MULTILINE)
         return float(found.group(1)) if found else 0.0
 
 

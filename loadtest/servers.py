@@ -114,6 +114,12 @@ def get_json(url: str, keys: Sequence[str] = ()) -> Any:
         return None
 
 
+def metrics_of(server: Server) -> str:
+    """What Prometheus would read there. Raises OSError."""
+    with urllib.request.urlopen(f"{server.url}/metrics") as answer:
+        return str(answer.read().decode())
+
+
 def first_model(url: str, keys: Sequence[str] = ()) -> str:
     """The first model a server lists. Raises RuntimeError when it lists none, or does not say so."""
     models = get_json(f"{url}/v1/models", keys)

@@ -15,7 +15,6 @@ import contextlib
 import json
 import statistics
 import sys
-import urllib.request
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -29,7 +28,7 @@ from loadtest.document import Content, command, publish
 from loadtest.driver import drive
 from loadtest.figures import Figures, summarise
 from loadtest.peers.install import default_model
-from loadtest.servers import Server, daemon
+from loadtest.servers import Server, daemon, metrics_of
 from loadtest.speculation_document import parts
 from loadtest.workloads import Prompt, make
 
@@ -112,17 +111,12 @@ def run(
         prompts = [replace(prompt, max_tokens=min(prompt.max_tokens, QUICK_TOKENS)) for prompt in prompts]
     repeating = asked.kind == "repeats"
     extra = dict(fields or {}) | ({"ignore_eos": None} if repeating else {})
-    before = counters(_metrics(server))
+    before = counters(metrics_of(server))
     answers, seconds = uvloop.run(drive(server.url, server.model, prompts, asked.concurrency, extra, chat=repeating))
     if errors := [answer.error for answer in answers if answer.error]:
         raise RuntimeError(f"{asked.kind}: {errors[0]}")
     figures = summarise(asked.kind, asked.concurrency, answers, seconds)
-    return figures, counters(_metrics(server)) - before, [answer.text for answer in answers]
-
-
-def _metrics(server: Server) -> str:
-    with urllib.request.urlopen(f"{server.url}/metrics") as answer:
-        return str(answer.read().decode())
+    return figures, counters(metrics_of(server)) - before, [answer.text for answer in answers]
 
 
 def counters(text: str) -> Counter[str]:

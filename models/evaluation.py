@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -57,8 +57,7 @@ LIMITS: dict[WeightFormat, Limits] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
+class Comparison(NamedTuple):
     """n tokens, of which m have a next one. Divergences and likelihoods in nats."""
 
     kl: F64  # [n] KL(reference || found)
@@ -120,16 +119,16 @@ def log_softmax(logits: F32) -> F64:
 
 def summarise(weights: WeightFormat, parts: Sequence[Comparison], seconds: float) -> Score:
     """Means over every token of every window; perplexity is exp of the mean surprise."""
-    kl = np.concatenate([part.kl for part in parts])
+    kl, agrees, surprise, expected_surprise = map(np.concatenate, zip(*parts, strict=True))
     return Score(
         weights=weights,
         tokens=len(kl),
         kl_mean=float(kl.mean()),
         kl_p99=float(np.quantile(kl, 0.99)),
         kl_max=float(kl.max()),
-        agreement=float(np.concatenate([part.agrees for part in parts]).mean()),
-        perplexity=math.exp(np.concatenate([part.surprise for part in parts]).mean()),
-        reference_perplexity=math.exp(np.concatenate([part.expected_surprise for part in parts]).mean()),
+        agreement=float(agrees.mean()),
+        perplexity=math.exp(surprise.mean()),
+        reference_perplexity=math.exp(expected_surprise.mean()),
         seconds=seconds,
     )
 
