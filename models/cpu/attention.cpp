@@ -5,24 +5,6 @@
 
 namespace octavo {
 
-// The largest of each of sixteen vectors, as the lanes of one.
-INLINE f32x16 maxima(const f32x16* rows) {
-#if defined(__AVX512F__)
-    __m512 a[8], b[8];
-    for (int i = 0; i < 8; i++) a[i] = _mm512_max_ps(_mm512_unpacklo_ps((__m512)rows[i], (__m512)rows[i + 8]), _mm512_unpackhi_ps((__m512)rows[i], (__m512)rows[i + 8]));
-    for (int i = 0; i < 4; i++) b[i] = _mm512_max_ps(_mm512_unpacklo_ps(a[i], a[i + 4]), _mm512_unpackhi_ps(a[i], a[i + 4]));
-    for (int i = 0; i < 2; i++) a[i] = _mm512_max_ps(_mm512_shuffle_f32x4(b[i], b[i + 2], 0x88), _mm512_shuffle_f32x4(b[i], b[i + 2], 0xdd));
-    const __m512 lanes = _mm512_max_ps(_mm512_shuffle_f32x4(a[0], a[1], 0x88), _mm512_shuffle_f32x4(a[0], a[1], 0xdd));
-    // Where the pairings above left the rows 0, 1, 2, ...
-    const __m512i order = _mm512_setr_epi32(0, 8, 4, 12, 1, 9, 5, 13, 2, 10, 6, 14, 3, 11, 7, 15);
-    return (f32x16)_mm512_permutexvar_ps(order, lanes);
-#else
-    f32x16 m;
-    for (int r = 0; r < 16; r++) m[r] = maximum(rows[r]);
-    return m;
-#endif
-}
-
 // Up to sixteen rows' scores against one block, score[t][r] being those of row r against tile t, to weights relative to
 // the rows' new tops. shrink[r] is what row r's earlier output must be multiplied by.
 template <class E>
@@ -43,7 +25,7 @@ INLINE void softmax_block(f32x16 (*score)[TILE], int rows, float scale, bool mas
     }
     float tops[TILE] = {};
     std::memcpy(tops, state.top, rows * sizeof(float));
-    const f32x16 old = load<f32x16>(tops), top = max(old, maxima(highest) * splat(scale));
+    const f32x16 old = load<f32x16>(tops), top = max(old, lanes_of(highest, [](f32x16 a, f32x16 b) { return max(a, b); }) * splat(scale));
     store(tops, top);
     store(shrink, exp2_nonpositive<4>(old - top));
     std::memcpy(state.top, tops, rows * sizeof(float));

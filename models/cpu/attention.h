@@ -55,11 +55,14 @@ template <class E>
 INLINE void write_kv(const KV<E>& kv, int page, int kv_head, int slot, const float* key, const float* value) {
     constexpr int P = Packed<E>::pair;
     const int token = slot % TILE;
-    E* k = kv.keys + kv.tile(page, kv_head, slot);
+    E* k = kv.keys + kv.tile(page, kv_head, slot) + token * P;
     E* v = kv.values + kv.tile(page, kv_head, slot) + (size_t)(token / P) * kv.dim * P + token % P;
-    for (int d = 0; d < kv.dim; d++) {
-        k[(size_t)(d / P) * TILE * P + token * P + d % P] = Packed<E>::one(key[d]);
-        v[(size_t)d * P] = Packed<E>::one(value[d]);
+    E narrow[TILE];
+    for (int d = 0; d < kv.dim; d += TILE) {
+        Packed<E>::put(narrow, load<f32x16>(key + d));
+        for (int i = 0; i < TILE; i += P) std::memcpy(k + (size_t)(d + i) * TILE, narrow + i, P * sizeof(E));
+        Packed<E>::put(narrow, load<f32x16>(value + d));
+        for (int i = 0; i < TILE; i++) v[(size_t)(d + i) * P] = narrow[i];
     }
 }
 

@@ -45,11 +45,11 @@ constexpr int LOGIT_SLICE = 64;  // logit rows in memory at a time
 
 // Everything one step needs between its operations; grows to the largest step seen.
 struct Workspace {
-    std::vector<float> x, qkv, attended, gate_up, logits, f32, scale, total;
+    std::vector<float> x, qkv, attended, gate_up, logits, f32, finest, rest;
     std::vector<bf16> b16, inner;
     std::vector<int8_t> i8;
     std::vector<uint8_t> query;
-    std::vector<int32_t> slot, sequence;
+    std::vector<int32_t> slot, sequence, shift, sums;
     std::vector<Unit> units, folds;
     std::vector<Scratch> own;
     std::vector<SampleScratch> sampler;
@@ -59,18 +59,25 @@ struct Workspace {
     void fit(const Model& m, const Step& s, int threads) {
         const size_t t = s.rows;
         widest = std::max(m.hidden, std::max(m.intermediate, m.heads * m.dim));
-        const size_t l = s.logits < LOGIT_SLICE ? s.logits : LOGIT_SLICE, most = std::max(t, l) + BLOCK;  // a tile may read past the last row
-        auto grow = [](auto& v, size_t n) { if (v.size() < n) v.resize(n); };
+        const size_t l = s.logits < LOGIT_SLICE ? s.logits : LOGIT_SLICE;
         grow(x, t * m.hidden), grow(qkv, t * (m.heads + 2 * m.kv_heads) * m.dim), grow(attended, t * m.heads * m.dim);
         grow(gate_up, t * 2 * m.intermediate), grow(logits, l * m.vocab), grow(query, t * m.heads * m.dim * 4);
         grow(slot, t), grow(sequence, t), grow(own, (size_t)threads), grow(sampler, (size_t)threads);
-        grow(f32, most * widest), grow(b16, most * widest), grow(i8, most * widest);
-        grow(scale, most * widest / GROUP), grow(total, most * widest / GROUP), grow(inner, most * m.intermediate);
+        fit_rows(std::max(t, l)), grow(inner, (std::max(t, l) + BLOCK) * m.intermediate);
+    }
+    // Activation rows of the widest width, and those that a tile may read past the last.
+    void fit_rows(size_t count) {
+        const size_t rows = count + BLOCK, numbers = rows * widest, groups = rows * pairs_of(widest) * 2;
+        grow(f32, numbers), grow(b16, numbers), grow(i8, numbers), grow(shift, groups), grow(sums, groups), grow(finest, rows), grow(rest, rows);
+    }
+    template <class V>
+    static void grow(V& v, size_t n) {
+        if (v.size() < n) v.resize(n);
     }
     // Room for `count` rows of any width, for those from `first` (a multiple of sixteen) on: no two panels share any of it.
     Rows rows(int first, int count, int width) {
-        const size_t at = (size_t)first * widest;
-        return {count, width, f32.data() + at, b16.data() + at, i8.data() + at, scale.data() + at / GROUP, total.data() + at / GROUP};
+        const size_t at = (size_t)first * widest, group = (size_t)first * pairs_of(widest) * 2;
+        return {count, width, f32.data() + at, b16.data() + at, i8.data() + at, shift.data() + group, sums.data() + group, finest.data() + first, rest.data() + first};
     }
     // The gated MLP's middle: beside its own input where a matrix product writes it.
     Rows inner_rows(int first, int count, int width) {
@@ -138,12 +145,17 @@ INLINE void rotate_head(const float* in, const float* norm, float eps, const flo
         for (int i = 0; i < dim; i++) squares += in[i] * in[i];
         inverse = 1.0f / std::sqrt(squares / (float)dim + eps);
     }
-    for (int i = 0, half = dim / 2; i < half; i++) {
-        float a = in[i], b = in[i + half];
-        if (norm) a = a * inverse * norm[i], b = b * inverse * norm[i + half];
-        out[i] = a * cosine[i] - b * sine[i];
-        out[i + half] = b * cosine[i] + a * sine[i];
-    }
+    auto rotate = [&]<class V>(int i) {
+        const int half = dim / 2;
+        V a = load<V>(in + i), b = load<V>(in + half + i);
+        const V c = load<V>(cosine + i), s = load<V>(sine + i);
+        if (norm) a = a * inverse * load<V>(norm + i), b = b * inverse * load<V>(norm + half + i);
+        store(out + i, a * c - b * s);
+        store(out + half + i, b * c + a * s);
+    };
+    int i = 0;
+    for (; i + 16 <= dim / 2; i += 16) rotate.template operator()<f32x16>(i);
+    for (; i < dim / 2; i++) rotate.template operator()<float>(i);
 }
 
 template <class E>
@@ -155,7 +167,7 @@ void place_row(const Model& m, const Layer& layer, const KV<E>& kv, Workspace& w
     E* query = (E*)w.query.data() + (size_t)r * q;
     for (int h = 0; h < m.heads; h++) {
         rotate_head(row + h * m.dim, layer.q_norm, m.eps, cosine, sine, m.dim, head);
-        for (int d = 0; d < m.dim; d++) query[h * m.dim + d] = Packed<E>::one(head[d]);
+        for (int d = 0; d < m.dim; d += 16) Packed<E>::put(query + h * m.dim + d, load<f32x16>(head + d));
     }
     const int32_t page = s.tables[layer.group][(size_t)w.sequence[r] * s.table_stride + w.slot[r] / m.page_size];
     for (int h = 0; h < m.kv_heads; h++) {
@@ -351,9 +363,8 @@ void octavo_attend(void* engine, const Model* model, const Layer* layer, const S
 // x [rows, ins] float times one packed matrix, for tests and for measuring.
 void octavo_linear(void* engine, const Matrix* w, const float* x, int rows, float* out) {
     Engine& e = *(Engine*)engine;
-    auto grow = [](auto& v, size_t n) { if (v.size() < n) v.resize(n); };
-    const size_t n = (size_t)(rows + BLOCK) * w->ins;
-    grow(e.work.f32, n), grow(e.work.b16, n), grow(e.work.i8, n), grow(e.work.scale, n / GROUP), grow(e.work.total, n / GROUP);
+    e.work.widest = w->ins;
+    e.work.fit_rows(rows);
     const Rows form = e.work.rows(0, rows, w->ins);
     e.run([&](int) {
         e.pool.loop(rows, 4, [&](int r) { write_row(form, form_of(w->format), r, [&](int i) { return load<f32x16>(x + (size_t)r * w->ins + 16 * i); }); });

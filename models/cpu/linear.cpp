@@ -8,19 +8,21 @@ namespace octavo {
 constexpr int FETCH = 12288;
 
 // MR activation rows times NB adjacent blocks of grouped weights.
-template <int MR, int NB, bool FOUR>
+template <int MR, int NB, int FORMAT>
 INLINE void grouped_tile(const uint8_t* w, size_t stride, const Rows& x, int row, f32x16 (&acc)[NB][MR]) {
-    const int groups = x.width / GROUP;
-    const int8_t* a = x.i8 + (size_t)row * x.width;
-    const float *scale = x.scale + x.scale_at(row, 0), *total = x.total + x.scale_at(row, 0);
-    constexpr int codes = FOUR ? BLOCK * GROUP / 2 : BLOCK * GROUP, step = codes + 4 * BLOCK;
-    for (int g = 0; g < groups; g++, w += step, a += GROUP) {
+    constexpr int step = group_bytes(FORMAT), codes = step - 4 * BLOCK;
+    const int groups = x.width / GROUP, pairs = pairs_of(x.width);
+    const uint8_t* const first = w;
+    const int quad = MR == 8 ? 4 * BLOCK : 4 * x.beside();  // bytes from four inputs of a row to the next four
+    const int8_t* a = x.i8 + x.quad_at(row, 0);
+    const int32_t *shift = x.shift + x.scale_at(row, 0), *sums = x.sums + x.pair_at(row, 0);
+    for (int g = 0; g < groups; g++, w += step, a += 8 * quad) {
         i32x16 whole[MR][NB] = {};
 #pragma GCC unroll 4
         for (int b = 0; b < NB; b++)
 #pragma GCC unroll 9
             for (int line = 0; line < step; line += 64) __builtin_prefetch(w + b * stride + line + FETCH, 0, 2);
-        if constexpr (FOUR) {
+        if constexpr (FORMAT == W4) {
 #pragma GCC unroll 4
             for (int j = 0; j < 4; j++)
 #pragma GCC unroll 4
@@ -29,8 +31,8 @@ INLINE void grouped_tile(const uint8_t* w, size_t stride, const Rows& x, int row
                     u8x64 low = both & 0x0f, high = (u8x64)((u32x16)both >> 4) & 0x0f;
 #pragma GCC unroll 8
                     for (int r = 0; r < MR; r++) {
-                        whole[r][b] = dot_u8(whole[r][b], low, a + (size_t)r * x.width + 4 * j);
-                        whole[r][b] = dot_u8(whole[r][b], high, a + (size_t)r * x.width + 16 + 4 * j);
+                        whole[r][b] = dot_u8(whole[r][b], low, a + j * quad + 4 * r);
+                        whole[r][b] = dot_u8(whole[r][b], high, a + (4 + j) * quad + 4 * r);
                     }
                 }
         } else {
@@ -40,20 +42,31 @@ INLINE void grouped_tile(const uint8_t* w, size_t stride, const Rows& x, int row
                 for (int b = 0; b < NB; b++) {
                     u8x64 v = load<u8x64>(w + b * stride + 64 * j);
 #pragma GCC unroll 8
-                    for (int r = 0; r < MR; r++) whole[r][b] = dot_u8(whole[r][b], v, a + (size_t)r * x.width + 4 * j);
+                    for (int r = 0; r < MR; r++) whole[r][b] = dot_u8(whole[r][b], v, a + j * quad + 4 * r);
                 }
         }
+        const int odd = g % 2;
 #pragma GCC unroll 4
         for (int b = 0; b < NB; b++) {
-            const uint16_t* header = (const uint16_t*)(w + b * stride + codes);
-            f32x16 d = from_fp16(header), m = from_fp16(header + BLOCK);
+            const f32x16 scale = from_fp16((const uint16_t*)(w + b * stride + codes - odd * (step - 2 * BLOCK)));
 #pragma GCC unroll 8
-            for (int r = 0; r < MR; r++) {
-                f32x16 product = to_float(whole[r][b]) * splat(scale[g * BLOCK + r]);
-                acc[b][r] = fma(product, d, acc[b][r]);
-                acc[b][r] = fma(splat(total[g * BLOCK + r]), m, acc[b][r]);
-            }
+            for (int r = 0; r < MR; r++) acc[b][r] = fma(to_float(shift_left(whole[r][b], shift[g * BLOCK + r])), scale, acc[b][r]);
         }
+    }
+    i32x16 rest[NB][MR] = {};
+    for (int p = 0; p < pairs; p++)
+#pragma GCC unroll 4
+        for (int b = 0; b < NB; b++) {
+            const u32x16 minima = load<u32x16>(first + b * stride + (size_t)(2 * p + 1) * step + codes);
+#pragma GCC unroll 8
+            for (int r = 0; r < MR; r++) rest[b][r] = dot_i16(rest[b][r], minima, sums[p * BLOCK + r]);
+        }
+#pragma GCC unroll 4
+    for (int b = 0; b < NB; b++) {
+        const uint8_t* unit = first + b * stride + (size_t)2 * pairs * step;
+        __builtin_prefetch(unit + FETCH, 0, 2);
+#pragma GCC unroll 8
+        for (int r = 0; r < MR; r++) acc[b][r] = fma(to_float(rest[b][r]), load<f32x16>(unit) * splat(x.rest[row + r]), acc[b][r]) * splat(x.finest[row + r]);
     }
 }
 
@@ -92,9 +105,13 @@ INLINE void f32_tile(const uint8_t* w, size_t stride, const Rows& x, int row, f3
 template <int R>
 INLINE void write_tile(const Matrix& w, int block, const f32x16* acc, int row, int rows, const Target& target) {
     const int column = block * BLOCK, lanes = w.outs - column < BLOCK ? w.outs - column : BLOCK;
+    if (rows == R && lanes == BLOCK && !w.bias) {
+        float* out = target.out + (size_t)row * target.stride + column;
 #pragma GCC unroll 16
-    for (int r = 0; r < R; r++) {
-        if (r >= rows) break;
+        for (int r = 0; r < R; r++, out += target.stride) store(out, target.add ? load<f32x16>(out) + acc[r] : acc[r]);
+        return;
+    }
+    for (int r = 0; r < rows; r++) {
         float* out = target.out + (size_t)(row + r) * target.stride + column;
         f32x16 v = acc[r];
         if (lanes == BLOCK) {
@@ -119,7 +136,7 @@ __attribute__((noinline)) void linear_tile(const Matrix& w, int block, int block
     f32x16 acc[NB][MR] = {};
     if constexpr (FORMAT == F32) f32_tile<MR, NB>(data, stride, x, row, acc);
     else if constexpr (FORMAT == BF16) bf16_tile<MR, NB>(data, stride, x, row, acc);
-    else grouped_tile<MR, NB, FORMAT == W4>(data, stride, x, row, acc);
+    else grouped_tile<MR, NB, FORMAT>(data, stride, x, row, acc);
     for (int b = 0; b < blocks; b++) write_tile<MR>(w, block + b, acc[b], row, rows, target);
 }
 

@@ -3,17 +3,21 @@
 // Sixteen output rows form a block; a block's weights lie in the order they are read. Formats, for vector units:
 //   F32    [in][16] float                              activations float
 //   BF16   [in / 2][16][2] bfloat16                    activations bfloat16
-//   W8     per group of 32 inputs: [8][16][4] uint8,  then 16 fp16 scales and 16 fp16 minima     activations int8
+//   W8     per group of 32 inputs: [8][16][4] uint8, then a header                             activations int8
 //   W4     per group of 32 inputs: [4][16][4] bytes whose low nibbles are inputs 0-15 and high nibbles 16-31, then as W8
+//          The header of an even group holds two groups' fp16 scales, [2][16]; that of the odd one (there always is one)
+//          their minima, [16][2] int16, in multiples of 16 floats that end the block.
 // and where the processor has tile registers, with the same sizes and the same arithmetic for the last three:
 //   BF16   per group of 32 inputs: [16][32] bfloat16   activations bfloat16, in pairs of inputs by sixteen rows
-//   W8     per group of 32 inputs: [16][32] uint8, then as above
+//   W8     per group of 32 inputs: [16][32] uint8, then 16 fp16 scales and 16 fp16 minima
 //   W4     per group of 32 inputs: [4][32] words, word k of row q holding input k of outputs 4 q .. 4 q + 3, lowest bits first
-// A grouped weight is scale * code + minimum with an unsigned code. For vector units an activation row is int8 with one
-// scale and one sum per group of 32: the integer sum of a group is exact and groups are added in order. For tiles a weight
-// is rounded to bfloat16 on its way into a register, and a result is summed in the order of its inputs. Either way a row's
-// bits depend neither on how many rows share the step nor on how the work was cut.
+// A grouped weight is scale * code + minimum with an unsigned code. For vector units an activation row is int8 with a scale
+// for each group of 32, a power of two below the row's largest: it is applied to the exact integer sum of a group by a shift,
+// which costs nothing beside the dots, and groups are added in order. Minima times the groups' sums are one more product of
+// integers. For tiles a weight is rounded to bfloat16 on its way into a register, and a result is summed in the order of its
+// inputs. Either way a row's bits depend neither on how many rows share the step nor on how the work was cut.
 #pragma once
+#include <algorithm>
 #include "amx.h"
 #include "pool.h"
 
@@ -31,13 +35,24 @@ struct Matrix {
     const float* bias;  // [outs] or null
 };
 
+INLINE int pairs_of(int ins) { return (ins / GROUP + 1) / 2; }
+INLINE constexpr int group_bytes(int format) { return (format == W4 ? BLOCK * GROUP / 2 : BLOCK * GROUP) + 4 * BLOCK; }
 INLINE size_t block_bytes(int format, int ins) {
     switch (format) {
         case F32: return (size_t)ins * BLOCK * 4;
         case BF16: return (size_t)ins * BLOCK * 2;
-        case W8: return (size_t)(ins / GROUP) * (BLOCK * GROUP + 4 * BLOCK);
-        default: return (size_t)(ins / GROUP) * (BLOCK * GROUP / 2 + 4 * BLOCK);
+        default: return (size_t)pairs_of(ins) * 2 * group_bytes(format) + 4 * BLOCK;
     }
+}
+
+// Where a block keeps the scales of a group, sixteen side by side, and the minimum of one output.
+INLINE size_t scales_at(int format, int g) {
+    const int home = amx::available() ? g : g / 2 * 2;
+    return (size_t)(home + 1) * group_bytes(format) - 4 * BLOCK + (g - home) * 2 * BLOCK;
+}
+INLINE size_t minimum_at(int format, int g, int lane) {
+    if (amx::available()) return scales_at(format, g) + 2 * (BLOCK + lane);
+    return (size_t)(g / 2 * 2 + 2) * group_bytes(format) - 4 * BLOCK + 2 * (2 * lane + g % 2);
 }
 
 // The form of activations that a format reads here.
@@ -49,31 +64,74 @@ INLINE Form form_of(int format) {
 // Activation rows in one of the forms; only the arrays of that form are used.
 struct Rows {
     int count, width;
-    float* f32 = nullptr;   // [count, width]
+    float* f32 = nullptr;   // [count, width]; for int8 too, while a row waits for its scale
     bf16* b16 = nullptr;    // [count, width], or tiled: [count / lanes][width / 2][lanes][2]
-    int8_t* i8 = nullptr;   // [count, width]
-    float* scale = nullptr; // of row r and group g at scale_at(r, g)
-    float* total = nullptr; // scale * sum of the group's codes, likewise
+    int8_t* i8 = nullptr;   // [count / beside][width / 4][beside][4]
+    int32_t* shift = nullptr;  // what brings group g's sum to the finest scale, at scale_at(r, g)
+    int32_t* sums = nullptr;   // two groups' sums of codes as a pair of int16, at pair_at(r, g / 2)
+    float* finest = nullptr;   // [count] the finest scale of a row
+    float* rest = nullptr;     // [count] what one in `sums` stands for, in multiples of that
 
-    // Sixteen rows' scales of a group lie together: the kernels step through groups with a tile of rows in registers.
+    // Sixteen rows' numbers of a group lie together: the kernels step through groups with a tile of rows in registers.
     INLINE size_t scale_at(int r, int g) const { return ((size_t)(r / BLOCK) * (width / GROUP) + g) * BLOCK + r % BLOCK; }
+    INLINE size_t pair_at(int r, int p) const { return ((size_t)(r / BLOCK) * pairs_of(width) + p) * BLOCK + r % BLOCK; }
+    // Rows whose int8 numbers lie side by side: all of them while a tile of few takes them all.
+    INLINE int beside() const { return count <= 4 ? count : BLOCK; }
+    INLINE size_t quad_at(int r, int k) const { return (((size_t)(r / beside()) * (width / 4) + k / 4) * beside() + r % beside()) * 4; }
     // Rows side by side in a tile: all of them while they are few.
     INLINE int lanes() const { return count < BLOCK ? count : BLOCK; }
 };
 
-// One row of 32 floats to int8: scale = max|x| / 127, codes to nearest even.
-INLINE void quantise_group(f32x16 lo, f32x16 hi, int8_t* codes, float& scale, float& total) {
-    float top = maximum(max(abs(lo), abs(hi)));
-    scale = top / 127.0f;
-    f32x16 inverse = splat(top > 0 ? 127.0f / top : 0.0f);
-    i32x16 a = __builtin_convertvector(round_even(lo * inverse), i32x16), b = __builtin_convertvector(round_even(hi * inverse), i32x16);
+// Row r, waiting in `f32`, to int8. Scales are the row's largest, max|x| / 127, or that over a power of two: the largest
+// group, whose rounding weighs most, has the scale that fits it best. Codes to nearest even. Sixteen groups at a time.
+inline void quantise_row(const Rows& rows, int r, float top) {
     typedef int8_t i8x16 __attribute__((vector_size(16)));
-    store(codes, __builtin_convertvector(a, i8x16));
-    store(codes + 16, __builtin_convertvector(b, i8x16));
-    i32x16 both = a + b;
-    int32_t t = 0;
-    for (int i = 0; i < 16; i++) t += both[i];
-    total = scale * (float)t;
+    constexpr int FINEST = 10;                                 // halvings; 2^10 times a group's sum is below 2^31
+    constexpr float LARGEST = 32767.0f, TOGETHER = 65000.0f;   // of int16 sums; of all in a row, times 32767 below 2^31
+    const int groups = rows.width / GROUP;
+    const float inverse = top > 0 ? 127.0f / top : 0.0f;
+    float* x = rows.f32 + (size_t)r * rows.width;
+    const int stride = 4 * rows.beside();
+    int8_t* codes = rows.i8 + rows.quad_at(r, 0);
+    int32_t* to = rows.shift + rows.scale_at(r, 0);
+    f32x16 largest = {}, together = {};
+    for (int first = 0; first < groups; first += 16) {
+        const int count = groups - first < 16 ? groups - first : 16;
+        f32x16 tops[16] = {};
+        for (int g = 0; g < count; g++) tops[g] = max(abs(load<f32x16>(x + GROUP * (first + g))), abs(load<f32x16>(x + GROUP * (first + g) + 16)));
+        const f32x16 room = top / lanes_of(tops, [](f32x16 a, f32x16 b) { return max(a, b); });
+        const i32x16 exponent = (i32x16)((u32x16)room >> 23) - 127, halvings = exponent < FINEST ? exponent : i32x16{} + FINEST;
+        const f32x16 power = (f32x16)((halvings + 127) << 23);
+        float finer[16];
+        int32_t shift[16];
+        store(finer, power * inverse);
+        store(shift, FINEST - halvings);
+        i32x16 both[16] = {};
+        for (int g = 0; g < count; g++) {
+            const float* from = x + GROUP * (first + g);
+            const i32x16 a = __builtin_convertvector(round_even(load<f32x16>(from) * splat(finer[g])), i32x16);
+            const i32x16 b = __builtin_convertvector(round_even(load<f32x16>(from + 16) * splat(finer[g])), i32x16);
+            int32_t quads[8];
+            store(quads, __builtin_convertvector(a, i8x16));
+            store(quads + 4, __builtin_convertvector(b, i8x16));
+#pragma GCC unroll 8
+            for (int q = 0; q < 8; q++, codes += stride) std::memcpy(codes, quads + q, 4);
+            both[g] = a + b;
+            *to = shift[g], to += BLOCK;
+        }
+        const f32x16 sums = to_float(lanes_of(both, [](i32x16 a, i32x16 b) { return a + b; })) / power;
+        store(x + first, sums);  // over groups that are done
+        largest = max(largest, abs(sums)), together = together + abs(sums);
+    }
+    const float one = std::max(maximum(largest) / LARGEST, sum(together) / TOGETHER), per = one > 0 ? 1.0f / one : 0.0f;
+    for (int first = 0; first < groups; first += 16) {
+        int32_t sums[16];
+        store(sums, __builtin_convertvector(round_even(load<f32x16>(x + first) * per), i32x16));
+        for (int i = 0; i < 16 && first + i < groups; i += 2)
+            rows.sums[rows.pair_at(r, (first + i) / 2)] = (int32_t)((uint32_t)sums[i + 1] << 16 | (uint16_t)sums[i]);
+    }
+    rows.finest[r] = top / (127.0f * (1 << FINEST));
+    rows.rest[r] = one * (1 << FINEST);
 }
 
 // Write row r of `rows` from 16-lane pieces produced by piece(i), i counting sixteen floats.
@@ -93,9 +151,13 @@ INLINE void write_row(const Rows& rows, Form form, int r, const F& piece) {
             for (int p = 0; p < 8; p++, to += lanes) *to = pairs[p];
         }
     } else {
-        for (int g = 0; g < width / GROUP; g++)
-            quantise_group(piece(2 * g), piece(2 * g + 1), rows.i8 + (size_t)r * width + g * GROUP,
-                           rows.scale[rows.scale_at(r, g)], rows.total[rows.scale_at(r, g)]);
+        f32x16 most = {};
+        for (int i = 0; i < width / 16; i++) {
+            const f32x16 v = piece(i);
+            store(rows.f32 + (size_t)r * width + 16 * i, v);
+            most = max(most, abs(v));
+        }
+        quantise_row(rows, r, maximum(most));
     }
 }
 
@@ -142,19 +204,19 @@ inline void unpack_row(const Matrix& w, int row, float* out) {
     const uint8_t* data = w.data + (row / BLOCK) * block_bytes(w.format, w.ins);
     const int lane = row % BLOCK;
     const bool four = w.format == W4;
-    const int codes = four ? BLOCK * GROUP / 2 : BLOCK * GROUP;
+    const float* unit = (const float*)(data + block_bytes(w.format, w.ins)) - BLOCK;
     for (int k = 0; k < w.ins; k++) {
         if (w.format == F32) {
             out[k] = ((const float*)data)[(size_t)k * BLOCK + lane];
         } else if (w.format == BF16) {
             out[k] = bf16_to_float(((const bf16*)data)[bf16_at(lane, k)]);
         } else {
-            const uint8_t* group = data + (size_t)(k / GROUP) * (codes + 4 * BLOCK);
-            const uint16_t* header = (const uint16_t*)(group + codes);
+            const int g = k / GROUP;
             const Place place = code_at(four, lane, k % GROUP);
-            uint8_t code = group[place.byte];
+            uint8_t code = data[(size_t)g * group_bytes(w.format) + place.byte];
             if (four) code = place.upper ? code >> 4 : code & 15;
-            out[k] = fp16_to_float(header[lane]) * (float)code + fp16_to_float(header[BLOCK + lane]);
+            const uint16_t scale = load<uint16_t>(data + scales_at(w.format, g) + 2 * lane), minimum = load<uint16_t>(data + minimum_at(w.format, g, lane));
+            out[k] = fp16_to_float(scale) * (float)code + (amx::available() ? fp16_to_float(minimum) : unit[lane] * (float)(int16_t)minimum);
         }
     }
 }

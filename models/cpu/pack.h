@@ -3,6 +3,8 @@
 // GGUF kinds whose weights are scale * code + minimum over 32 inputs keep their codes exactly; Q6_K (groups of 16) is
 // requantised to eight bits a group. Block layouts: github.com/ggml-org/ggml, ggml-common.h.
 #pragma once
+#include <algorithm>
+#include <vector>
 #include "linear.h"
 
 namespace octavo {
@@ -130,18 +132,24 @@ inline void pack_block(int kind, const uint8_t* const rows[BLOCK], int format, i
             for (int k = 0; k < ins; k++)
                 ((bf16*)out)[bf16_at(lane, k)] = kind == KIND_BF16 ? half_at(row + (size_t)k * 2) : float_to_bf16(read_float(kind, row, k));
         } else {
-            const bool four = format == W4;
-            const int codes = four ? BLOCK * GROUP / 2 : BLOCK * GROUP;
-            uint8_t* group = out;
-            for (int g = 0; g < ins / GROUP; g++, group += codes + 4 * BLOCK) {
-                Grouped w;
-                read_group(kind, row, g, four ? 16 : 256, w);
+            float largest = 0;
+            std::vector<Grouped> groups(ins / GROUP);
+            for (int g = 0; g < ins / GROUP; g++) {
+                read_group(kind, row, g, format == W4 ? 16 : 256, groups[g]);
+                largest = std::max(largest, std::fabs(groups[g].minimum));
+            }
+            const float unit = largest / 32767.0f;
+            ((float*)(out + block_bytes(format, ins)))[lane - BLOCK] = unit;
+            for (int g = 0; g < ins / GROUP; g++) {
+                const Grouped& w = groups[g];
                 for (int i = 0; i < GROUP; i++) {
-                    const Place place = code_at(four, lane, i);
-                    group[place.byte] |= (uint8_t)(place.upper ? w.codes[i] << 4 : w.codes[i]);
+                    const Place place = code_at(format == W4, lane, i);
+                    out[(size_t)g * group_bytes(format) + place.byte] |= (uint8_t)(place.upper ? w.codes[i] << 4 : w.codes[i]);
                 }
-                ((uint16_t*)(group + codes))[lane] = float_to_fp16(w.scale);
-                ((uint16_t*)(group + codes))[BLOCK + lane] = float_to_fp16(w.minimum);
+                const uint16_t scale = float_to_fp16(w.scale), exact = float_to_fp16(w.minimum);
+                const int16_t nearest = largest > 0 ? (int16_t)std::nearbyint(w.minimum / unit) : 0;
+                std::memcpy(out + scales_at(format, g) + 2 * lane, &scale, 2);
+                std::memcpy(out + minimum_at(format, g, lane), amx::available() ? (const void*)&exact : &nearest, 2);
             }
         }
     }

@@ -68,6 +68,37 @@ INLINE float sum(f32x16 v) {
     q[0] = q[0] + q[1];
     return (q[0][0] + q[0][2]) + (q[0][1] + q[0][3]);
 }
+// Sixteen vectors, each folded to one number, as the lanes of one.
+template <class V, class F>
+INLINE V lanes_of(const V* rows, const F& join) {
+    V lanes;
+#if defined(__AVX512F__)
+    V a[8], b[8];
+    auto unpacked = [&](V x, V y) { return join((V)_mm512_unpacklo_ps((__m512)x, (__m512)y), (V)_mm512_unpackhi_ps((__m512)x, (__m512)y)); };
+    auto shuffled = [&](V x, V y) { return join((V)_mm512_shuffle_f32x4((__m512)x, (__m512)y, 0x88), (V)_mm512_shuffle_f32x4((__m512)x, (__m512)y, 0xdd)); };
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; i++) a[i] = unpacked(rows[i], rows[i + 8]);
+#pragma GCC unroll 8
+    for (int i = 0; i < 4; i++) b[i] = unpacked(a[i], a[i + 4]);
+#pragma GCC unroll 8
+    for (int i = 0; i < 2; i++) a[i] = shuffled(b[i], b[i + 2]);
+    lanes = shuffled(a[0], a[1]);
+    // Where the pairings above left the rows 0, 1, 2, ...
+    const __m512i order = _mm512_setr_epi32(0, 8, 4, 12, 1, 9, 5, 13, 2, 10, 6, 14, 3, 11, 7, 15);
+    return (V)_mm512_permutexvar_epi32(order, (__m512i)lanes);
+#else
+    for (int r = 0; r < 16; r++) {
+        V v = rows[r];
+        for (int n = 8; n > 0; n /= 2) {
+            V half = v;
+            for (int i = 0; i < n; i++) half[i] = v[i + n];
+            v = join(v, half);
+        }
+        lanes[r] = v[0];
+    }
+    return lanes;
+#endif
+}
 INLINE float maximum(f32x16 v) {
 #if defined(__AVX512F__)
     return _mm512_reduce_max_ps((__m512)v);
@@ -185,7 +216,26 @@ INLINE i32x16 dot_u8(i32x16 acc, u8x64 w, const int8_t* a) {
 #endif
 }
 
-// acc[lane] += w[2 lane] * pair[0] + w[2 lane + 1] * pair[1] in bfloat16.
+// Every lane times 2^count. (Left to itself the compiler moves the count through two registers.)
+INLINE i32x16 shift_left(i32x16 v, int32_t count) {
+#if defined(__AVX512F__)
+    return (i32x16)_mm512_sllv_epi32((__m512i)v, _mm512_set1_epi32(count));
+#else
+    return v << count;
+#endif
+}
+
+// acc[lane] += w[2 lane] * pair[0] + w[2 lane + 1] * pair[1] in int16.
+INLINE i32x16 dot_i16(i32x16 acc, u32x16 w, int32_t pair) {
+#if defined(__AVX512VNNI__)
+    return (i32x16)_mm512_dpwssd_epi32((__m512i)acc, (__m512i)w, _mm512_set1_epi32(pair));
+#else
+    const i32x16 lo = (i32x16)(w << 16) >> 16, hi = (i32x16)w >> 16;
+    return acc + lo * (int32_t)(int16_t)pair + hi * (pair >> 16);
+#endif
+}
+
+// The same in bfloat16.
 INLINE f32x16 dot_bf16(f32x16 acc, u32x16 w, uint32_t pair) {
 #if defined(__AVX512BF16__)
     return (f32x16)_mm512_dpbf16_ps((__m512)acc, (__m512bh)w, (__m512bh)_mm512_set1_epi32((int)pair));

@@ -32,17 +32,24 @@ class Native:
     """One packed matrix and the engine that multiplies by it."""
 
     def __init__(
-        self, kind: str, data: npt.NDArray[np.uint8], form: int, *, bias: F32Array | None = None, threads: int = 2
+        self,
+        kind: str,
+        data: npt.NDArray[np.uint8],
+        form: int,
+        *,
+        bias: F32Array | None = None,
+        threads: int = 2,
+        ins: int = INS,
     ) -> None:
         self.library = lib.load_library()
         self.engine = self.library.octavo_engine(threads)
-        self.packed = Arena(self.library.octavo_packed_bytes(form, OUTS, INS)).memory
+        self.packed = Arena(self.library.octavo_packed_bytes(form, OUTS, ins)).memory
         self.bias = bias
         self.library.octavo_pack(
-            self.engine, lib.KINDS[kind], data.ctypes.data, data.strides[0], OUTS, INS, form, self.packed.ctypes.data
+            self.engine, lib.KINDS[kind], data.ctypes.data, data.strides[0], OUTS, ins, form, self.packed.ctypes.data
         )
         self.matrix = lib.Matrix(
-            form, OUTS, INS, 0, self.packed.ctypes.data, bias.ctypes.data if bias is not None else None
+            form, OUTS, ins, 0, self.packed.ctypes.data, bias.ctypes.data if bias is not None else None
         )
 
     def __call__(self, x: F32Array) -> F32Array:
@@ -52,8 +59,8 @@ class Native:
         return out
 
 
-def floats(seed: int, rows: int) -> F32Array:
-    return np.random.default_rng(seed).standard_normal((rows, INS)).astype(np.float32)
+def floats(seed: int, rows: int, ins: int = INS) -> F32Array:
+    return np.random.default_rng(seed).standard_normal((rows, ins)).astype(np.float32)
 
 
 def relative_error(found: F32Array, expected: F32Array) -> float:
@@ -61,7 +68,7 @@ def relative_error(found: F32Array, expected: F32Array) -> float:
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 7, 8, 9, 31])
-@pytest.mark.parametrize(("form", "tolerance"), [(lib.F32, 1e-6), (lib.BF16, 4e-3), (lib.W8, 1e-2), (lib.W4, 0.11)])
+@pytest.mark.parametrize(("form", "tolerance"), [(lib.F32, 1e-6), (lib.BF16, 4e-3), (lib.W8, 1.3e-2), (lib.W4, 0.11)])
 def test_every_format_multiplies_and_adds_its_bias(form: int, tolerance: float, rows: int) -> None:
     weight, x = floats(0, OUTS), floats(1, rows)
     bias = np.arange(OUTS, dtype=np.float32)
@@ -69,17 +76,27 @@ def test_every_format_multiplies_and_adds_its_bias(form: int, tolerance: float, 
     assert relative_error(native(x) - bias, x @ weight.T) < tolerance
 
 
+@pytest.mark.parametrize("groups", [1, 3, 17, 32, 33])
+@pytest.mark.parametrize("form", [lib.W8, lib.W4])
+def test_any_number_of_groups_is_multiplied(form: int, groups: int) -> None:
+    ins = 32 * groups
+    weight, x = floats(0, OUTS, ins), floats(1, 9, ins) * np.logspace(-4, 0, ins, dtype=np.float32)
+    native = Native("F32", weight.view(np.uint8), form, ins=ins)
+    assert relative_error(native(x), x @ weight.T) < (1.5e-2 if form == lib.W8 else 0.13)
+    assert not native(np.zeros((3, ins), np.float32)).any()
+
+
 @pytest.mark.parametrize("kind", GGUF_KINDS)
 def test_codes_of_a_gguf_file_are_kept(kind: str, tiles: bool) -> None:
-    """On vector units only the activations are rounded, to int8 in groups of 32; tiles round both to bfloat16."""
+    """Vector units round only activations, to int8 with scales a power of two apart; tiles round both to bfloat16."""
     number = gguf.GGMLQuantizationType[kind]
     data = gguf.quants.quantize(floats(2, OUTS), number)
     weight, x = gguf.quants.dequantize(data, number), floats(3, 9)
     native = Native(kind, data, lib.W4 if kind.startswith("Q4") else lib.W8)
-    assert relative_error(native(x), x @ weight.T) < 7e-3
+    assert relative_error(native(x), x @ weight.T) < 9e-3
     exact = np.zeros((INS, INS), np.float32)  # one-hot rows are exact in int8: they read the weights back
     np.fill_diagonal(exact, 127.0)
-    assert np.abs(native(exact) / 127.0 - weight.T).max() < (2**-8 if tiles else 1e-5) * np.abs(weight).max()
+    assert np.abs(native(exact) / 127.0 - weight.T).max() < (2**-8 if tiles else 3e-5) * np.abs(weight).max()
 
 
 @pytest.mark.parametrize(
