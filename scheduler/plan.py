@@ -7,7 +7,8 @@ The order of things:
 
 1. Running sequences get rows before waiting ones: first one row to each that decodes, then the rest of the budget to
    prompts that are being computed, the most senior first. Beside sequences that decode, and wait for them, prompts
-   get no more than a bound of their own. Seniority is (priority, arrival, choice).
+   get no more than a bound of their own, or up to twice that where it ends a prompt. Seniority is (priority, arrival,
+   choice).
 2. Pages are reserved in that order. When there are none, the most junior running sequence is preempted, which may be
    the one asking. So the most senior always gets its pages, and two that cannot both fit run one after the other,
    never back and forth.
@@ -64,13 +65,25 @@ class _Budget:
 
     tokens: int
     scored: int
+    aside: int = 0  # kept from prompts, because others decode
+    to_end: int = 0  # of those, what may be taken to end a prompt
+
+    def limit_prompts(self, most: int) -> None:
+        self.aside = max(0, self.tokens - most)
+        self.tokens -= self.aside
+        self.to_end = min(self.aside, most)
 
     def take(self, sequence: Sequence) -> int:
-        rows = min(sequence.goal - sequence.computed, self.tokens)
+        """Rows for a sequence. While there are `tokens`."""
+        rest = sequence.goal - sequence.computed
+        rows = rest if rest <= self.tokens + self.to_end else self.tokens
         if sequence.scoring:
             rows = min(rows, self.scored)
             self.scored -= rows
-        self.tokens -= rows
+        beyond = max(0, rows - self.tokens)
+        self.aside -= beyond
+        self.to_end -= beyond
+        self.tokens -= rows - beyond
         return rows
 
 
@@ -86,8 +99,8 @@ def plan(state: State, budget: int) -> StepPlan:
             prefilling.append(position)
         elif left.tokens:
             rows[position] = left.take(sequence)
-    aside = max(0, left.tokens - state.limits.max_prefill_beside) if len(prefilling) < len(running) else 0
-    left.tokens -= aside
+    if len(prefilling) < len(running):
+        left.limit_prompts(state.limits.max_prefill_beside)
     for position in prefilling:
         if left.tokens:
             rows[position] = left.take(running[position])
@@ -114,7 +127,7 @@ def plan(state: State, budget: int) -> StepPlan:
 
     if state.waiting or state.num_pending:
         _admit_waiting(state, step, left)
-    step.spare = left.tokens + aside
+    step.spare = left.tokens + left.aside
     return step
 
 

@@ -36,10 +36,13 @@ def test_prompts_leave_most_of_a_step_to_drafts_while_others_decode(tools: Any) 
     assert rows(bench.step()) == {"long": 20}  # nobody waits for it
     bench.submit(tools.request("short", [1], max_tokens=50))
     assert rows(bench.step()) == {"long": 10, "short": 1}
-    bench.submit(tools.request("longer", range(50, 59)))
+    bench.submit(tools.request("longer", range(50, 66)))
     assert [rows(bench.step()) for _ in range(2)] == [{"long": 1, "short": 1, "longer": 4}] * 2
     assert bench.plans[-1].spare == 20 - 6
-    assert rows(bench.step()) == {"long": 1, "short": 1, "longer": 1}
+    bench.submit(tools.request("last", range(70, 73)))
+    assert rows(bench.step()) == {"long": 1, "short": 1, "longer": 8}  # twice the bound, to be done
+    assert bench.plans[-1].spare == 20 - 10
+    assert rows(bench.step()) == {"long": 1, "short": 1, "longer": 1, "last": 3}
 
 
 def test_a_prompt_under_way_comes_before_waiting_prompts(tools: Any) -> None:
