@@ -50,7 +50,8 @@ struct Workspace {
     std::vector<int8_t> i8;
     std::vector<uint8_t> query;
     std::vector<int32_t> slot, sequence, shift, sums;
-    std::vector<Unit> units, folds;
+    std::vector<Unit> units, folds, last_units, last_folds;
+    std::vector<int32_t> last_starts;
     std::vector<Scratch> own;
     std::vector<SampleScratch> sampler;
     Scratch shared;
@@ -213,30 +214,43 @@ void after_attention(const Team& team, Workspace& w, const Model& m, const Layer
     linear(team, &layer.down, 1, inner, {x, (size_t)m.hidden, true});
 }
 
+// The residual and the query of the rows with logits, to the front: in order, none is overwritten before it is read.
+template <class E>
+void gather_rows(Workspace& w, const Model& m, const Step& s) {
+    const size_t query = (size_t)m.heads * m.dim;
+    for (int i = 0; i < s.logits; i++) {
+        std::memmove(w.x.data() + (size_t)i * m.hidden, w.x.data() + (size_t)s.logit_rows[i] * m.hidden, m.hidden * sizeof(float));
+        std::memmove((E*)w.query.data() + i * query, (E*)w.query.data() + s.logit_rows[i] * query, query * sizeof(E));
+    }
+}
+
 // Few rows: the threads share every matrix by its outputs. Many rows: each thread takes panels of rows through the layer, so
 // that what a row leaves behind stays in its core's cache.
 constexpr int SHARED_ROWS = 64, PANEL = 128;
 
+// Of the last layer only the rows whose logits are wanted need more than their keys and values.
 template <class E>
-void run_layer(Engine& e, const Model& m, const Layer& layer, const Step& s, int thread) {
+void run_layer(Engine& e, const Model& m, const Layer& layer, const Step& s, bool last, int thread) {
     Workspace& w = e.work;
+    const bool fewer = last && !w.last_starts.empty();
     const KV<E> kv{(E*)layer.keys, (E*)layer.values, m.heads, m.kv_heads, m.dim, m.page_size, layer.window};
-    const AttentionStep<E> step{s.query_starts, s.lengths, s.tables[layer.group], s.sequences, s.table_stride, (E*)w.query.data(), w.attended.data()};
-    // Panels of one size, as many for each thread.
-    const int share = (s.rows + e.pool.threads() - 1) / e.pool.threads(), each = (share + PANEL - 1) / PANEL;
-    const int panel = (share + each * BLOCK - 1) / (each * BLOCK) * BLOCK;
+    const AttentionStep<E> step{fewer ? w.last_starts.data() : s.query_starts, s.lengths, s.tables[layer.group], s.sequences, s.table_stride,
+                                (E*)w.query.data(), w.attended.data()};
     const Team all{&e.pool}, alone{nullptr};
-    auto panels = [&](const auto& part) {
-        e.pool.loop((s.rows + panel - 1) / panel, 1, [&](int p) {
+    auto panels = [&](int rows, const auto& part) {
+        if (rows <= SHARED_ROWS) return part(all, 0, rows);
+        // Of one size, as many for each thread.
+        const int share = (rows + e.pool.threads() - 1) / e.pool.threads(), each = (share + PANEL - 1) / PANEL;
+        const int panel = (share + each * BLOCK - 1) / (each * BLOCK) * BLOCK;
+        e.pool.loop((rows + panel - 1) / panel, 1, [&](int p) {
             const int first = p * panel;
-            part(first, s.rows - first < panel ? s.rows - first : panel);
+            part(alone, first, rows - first < panel ? rows - first : panel);
         });
     };
-    if (s.rows <= SHARED_ROWS) before_attention<E>(all, w, m, layer, kv, s, 0, s.rows);
-    else panels([&](int first, int count) { before_attention<E>(alone, w, m, layer, kv, s, first, count); });
-    attention(e.pool, kv, step, w.units, w.folds, w.shared, w.own, thread);
-    if (s.rows <= SHARED_ROWS) after_attention(all, w, m, layer, s, 0, s.rows);
-    else panels([&](int first, int count) { after_attention(alone, w, m, layer, s, first, count); });
+    panels(s.rows, [&](const Team& team, int first, int count) { before_attention<E>(team, w, m, layer, kv, s, first, count); });
+    if (fewer) e.pool.loop(1, 1, [&](int) { gather_rows<E>(w, m, s); });
+    attention(e.pool, kv, step, fewer ? w.last_units : w.units, fewer ? w.last_folds : w.folds, w.shared, w.own, thread);
+    panels(fewer ? s.logits : s.rows, [&](const Team& team, int first, int count) { after_attention(team, w, m, layer, s, first, count); });
 }
 
 // Norm and LM head for the rows that need logits, a slice at a time; each slice is sampled before the next is computed.
@@ -246,13 +260,29 @@ void finish_rows(Engine& e, const Model& m, const Step& s, int thread) {
         const int count = s.logits - first < LOGIT_SLICE ? s.logits - first : LOGIT_SLICE;
         const Rows rows = w.rows(0, count, m.hidden);
         e.pool.loop(count, 1, [&](int i) {
-            norm_row(w.x.data() + (size_t)s.logit_rows[first + i] * m.hidden, m.final_norm, m.eps, rows, form_of(m.head.format), i);
+            norm_row(w.x.data() + (size_t)(w.last_starts.empty() ? s.logit_rows[first + i] : first + i) * m.hidden, m.final_norm, m.eps, rows, form_of(m.head.format), i);
         });
         float* logits = s.logits_out ? s.logits_out + (size_t)first * m.vocab : w.logits.data();
         linear(Team{&e.pool}, &m.head, 1, rows, {logits, (size_t)m.vocab, false});
         if (s.sampling)
             e.pool.loop(count, 1, [&](int i) { sample_row(logits + (size_t)i * m.vocab, m.vocab, *s.sampling, first + i, w.sampler[thread], *s.output); });
     }
+}
+
+// Where each sequence's rows with logits start among all such. None when every row has logits, or they are not each
+// sequence's last ones, once each: then the last layer is like the others.
+void plan_last(Workspace& w, const Step& s) {
+    w.last_starts.assign(1, 0);
+    int next = 0;
+    for (int q = 0; q < s.sequences; q++) {
+        const int end = s.query_starts[q + 1];
+        const int first = next;
+        while (next < s.logits && s.logit_rows[next] < end) next++;
+        for (int i = first; i < next; i++)
+            if (s.logit_rows[i] != end - next + i) return w.last_starts.clear();
+        w.last_starts.push_back(next);
+    }
+    if (next != s.logits || next == s.rows) w.last_starts.clear();
 }
 
 // Where each row of a step is written, and the units of its attention.
@@ -263,9 +293,12 @@ void plan_rows(Engine& e, const Model& m, const Step& s) {
             w.sequence[r] = q;
             w.slot[r] = s.lengths[q] - s.query_starts[q + 1] + r;
         }
-    size_t scratch;
+    size_t scratch, last_scratch = 0;
     plan_attention(s.query_starts, s.lengths, s.sequences, m.heads, m.kv_heads, m.dim, e.pool.threads(), w.units, w.folds, scratch);
-    if (w.shared.memory.size() < scratch) w.shared.memory.resize(scratch);
+    plan_last(w, s);
+    if (!w.last_starts.empty())
+        plan_attention(w.last_starts.data(), s.lengths, s.sequences, m.heads, m.kv_heads, m.dim, e.pool.threads(), w.last_units, w.last_folds, last_scratch);
+    Workspace::grow(w.shared.memory, std::max(scratch, last_scratch));
 }
 
 template <class E>
@@ -307,7 +340,7 @@ void run_step(Engine& e, const Model& m, const Step& s) {
     e.run([&](int thread) {
         e.pool.loop(m.layers, 1, [&](int l) { copy_pages<E>(m, m.layer[l], s); });
         e.pool.loop(s.rows, 4, [&](int r) { unpack_row(m.embedding, s.tokens[r], w.x.data() + (size_t)r * m.hidden); });
-        for (int l = 0; l < m.layers; l++) run_layer<E>(e, m, m.layer[l], s, thread);
+        for (int l = 0; l < m.layers; l++) run_layer<E>(e, m, m.layer[l], s, l == m.layers - 1, thread);
         finish_rows(e, m, s, thread);
     });
 }
