@@ -87,7 +87,7 @@ struct Rows {
 inline void quantise_row(const Rows& rows, int r, float top) {
     typedef int8_t i8x16 __attribute__((vector_size(16)));
     constexpr int FINEST = 10;                                 // halvings; 2^10 times a group's sum is below 2^31
-    constexpr float LARGEST = 32767.0f, TOGETHER = 65000.0f;   // of int16 sums; of all in a row, times 32767 below 2^31
+    constexpr float LARGEST = 32767.0f, TOGETHER = 64000.0f;   // of int16 sums; of all in a row, times 32767 and rounded below 2^31
     const int groups = rows.width / GROUP;
     const float inverse = top > 0 ? 127.0f / top : 0.0f;
     float* x = rows.f32 + (size_t)r * rows.width;
