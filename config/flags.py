@@ -6,6 +6,7 @@ Values stay strings here: `Settings` parses and validates them, whichever source
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Any, NoReturn, cast, get_args, get_origin
 
 from config.errors import ConfigError
@@ -45,11 +46,20 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
         elif field.annotation is bool:
             options = {"action": argparse.BooleanOptionalAction}
         elif get_origin(field.annotation) is tuple:
-            options |= {"nargs": "+", "action": "extend"}
+            options |= {"nargs": "+", "action": _Several}
         elif metavar is None:
             options["metavar"] = "{" + ",".join(get_args(field.annotation)) + "}"
         flag = name if name == "model" else flag_of(name)
         group.add_argument(flag, default=argparse.SUPPRESS, help=text, **options)
+
+
+class _Several(argparse._ExtendAction):
+    """A flag that takes every value after it. A model among them would become a key that opens the server."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        if len(values) > 1 and Path(values[-1]).exists():
+            parser.error(f"{option_string} takes every value after it: put MODEL {values[-1]} before it")
+        super().__call__(parser, namespace, values, option_string)
 
 
 def refuse_unknown(arguments: list[str]) -> None:

@@ -40,6 +40,8 @@ def run(options: argparse.Namespace) -> int:
         trusted = ssl.create_default_context(cadata=options.cafile and options.cafile.read_text())
         with urllib.request.urlopen(request, context=trusted) as answer:
             print(json.dumps(json.load(answer), indent=None if method == "POST" else 1))
+    except BrokenPipeError:
+        raise
     except urllib.error.HTTPError as error:
         print(f"octavo: {json.load(error)['error']['message']}", file=sys.stderr)
         return 1

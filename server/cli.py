@@ -54,6 +54,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ConfigError, ModelError) as error:
         print(f"octavo: error: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:  # whoever read what is printed has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except SchedulerError as error:
         print(f"octavo: error: the model cannot run: {error}", file=sys.stderr)
         return 1

@@ -33,6 +33,8 @@ def run(options: argparse.Namespace) -> int:
             counts.update(evictions=len(new))
             if options.show:
                 _show(number, repeated, new)
+    except BrokenPipeError:
+        raise
     except (OSError, ValueError, KeyError, TypeError) as error:
         print(f"octavo: {options.file} cannot be replayed: {error}", file=sys.stderr)
         return 2

@@ -220,6 +220,11 @@ def test_a_second_model_is_refused() -> None:
     assert refusal("a", "b") == "unexpected argument 'b': one MODEL at most"
 
 
+def test_a_model_behind_a_key_does_not_become_a_key(tmp_path: Path) -> None:
+    said = f"--api-key takes every value after it: put MODEL {tmp_path} before it"
+    assert refusal("--api-key", "secret", str(tmp_path)) == said
+
+
 def test_a_mistyped_environment_variable_brings_a_suggestion() -> None:
     assert refusal(OCTAVO_PRT="1") == "unknown environment variable OCTAVO_PRT: did you mean OCTAVO_PORT?"
 
