@@ -13,6 +13,7 @@ No owner holds more of the queue than it leaves free for others (Choudhury, Hahn
 from __future__ import annotations
 
 from scheduler.errors import QueueFull
+from scheduler.request import Status
 from scheduler.requests import Requests
 from scheduler.state import State
 
@@ -44,7 +45,9 @@ def check_queue(
     if choices > room:
         raise full(waiting, limits.max_queued_requests, "requests", choices - room)
     if owner and waiting:
-        own = sum(sequence.request.owner == owner for sequence in state.waiting)
+        mine = [sequence for sequence in (*state.waiting, *state.running) if sequence.request.owner == owner]
+        pending = sum(choice.status is Status.PENDING for sequence in mine for choice in sequence.forks)
+        own = pending + sum(sequence.status is Status.QUEUED for sequence in mine)
         if own + choices > room:
             raise full(own, (own + room) // 2, "share", own + choices - room)
     if limits.max_queued_tokens is not None:

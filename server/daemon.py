@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("octavo")
 
+# Longer than clients and proxies keep an idle connection, so that it is them who close it.
+KEEP_ALIVE_SECONDS = 75
 # Answers that the engine has finished or broken off only have to be written out.
 FLUSH_SECONDS = 5.0
 HURRIED_FLUSH_SECONDS = 0.2
@@ -58,6 +60,7 @@ class Daemon(uvicorn.Server):
                 access_log=False,
                 log_config=None,
                 server_header=False,
+                timeout_keep_alive=KEEP_ALIVE_SECONDS,
                 ssl_certfile=certfile,
                 ssl_keyfile=keyfile,
             )

@@ -59,7 +59,8 @@ def check_room(state: ServerState, fields: GenerationFields, n: int, prompts: in
 
     Raises an APIError: what `generation` would, or a 400 for more choices than can ever be taken.
     """
-    limits, choices, param = state.engine.limits, n * prompts, "n" if n > 1 else "prompt"
+    limits, choices = state.engine.limits, n * prompts
+    param = "best_of" if getattr(fields, "best_of", None) else "n" if n > 1 else "prompt"
     most = limits.max_num_seqs + limits.max_queued_requests
     if choices > most:
         raise InvalidRequest(f"The request asks for {choices} choices, and at most {most} can be taken.", param=param)

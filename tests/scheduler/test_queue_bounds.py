@@ -93,6 +93,19 @@ def test_no_owner_fills_the_queue_of_all(tools: Any) -> None:
     tools.run_engine(test, max_num_seqs=1, max_queued_requests=8)
 
 
+def test_every_choice_of_a_request_counts_against_its_owners_share(tools: Any) -> None:
+    async def test(bench: Any) -> None:
+        bench.hold()
+        bench.engine.submit([tools.request("running", [1], owner="a", n=3, max_tokens=50)])  # two more than places
+        await bench.in_step()
+        bench.engine.submit([tools.request("queued", [1], owner="a", n=2)])
+        error = refused(tools, bench, "third", owner="a")
+        assert (error.waiting, error.limit, error.unit) == (4, 4, "share")
+        bench.engine.submit([tools.request("b", [1], owner="b", n=2)])
+
+    tools.run_engine(test, max_num_seqs=1, max_queued_requests=8)
+
+
 def test_the_wait_of_one_that_asks_little_is_not_that_of_the_others(tools: Any) -> None:
     async def test(bench: Any) -> None:
         await measured(tools, bench)
