@@ -45,7 +45,7 @@ constexpr int LOGIT_SLICE = 64;  // logit rows in memory at a time
 
 // Everything one step needs between its operations; grows to the largest step seen.
 struct Workspace {
-    std::vector<float> x, qkv, attended, gate_up, logits, f32, finest, rest;
+    std::vector<float> x, qkv, attended, gate_up, logits, f32, factor, finest, rest;
     std::vector<bf16> b16, inner;
     std::vector<int8_t> i8;
     std::vector<uint8_t> query;
@@ -69,7 +69,7 @@ struct Workspace {
     // Activation rows of the widest width, and those that a tile may read past the last.
     void fit_rows(size_t count) {
         const size_t rows = count + BLOCK, numbers = rows * widest, groups = rows * pairs_of(widest) * 2;
-        grow(f32, numbers), grow(b16, numbers), grow(i8, numbers), grow(shift, groups), grow(sums, groups), grow(finest, rows), grow(rest, rows);
+        grow(f32, numbers), grow(b16, numbers), grow(i8, numbers), grow(shift, groups), grow(factor, groups), grow(sums, groups), grow(finest, rows), grow(rest, rows);
     }
     template <class V>
     static void grow(V& v, size_t n) {
@@ -78,7 +78,7 @@ struct Workspace {
     // Room for `count` rows of any width, for those from `first` (a multiple of sixteen) on: no two panels share any of it.
     Rows rows(int first, int count, int width) {
         const size_t at = (size_t)first * widest, group = (size_t)first * pairs_of(widest) * 2;
-        return {count, width, f32.data() + at, b16.data() + at, i8.data() + at, shift.data() + group, sums.data() + group, finest.data() + first, rest.data() + first};
+        return {count, width, f32.data() + at, b16.data() + at, i8.data() + at, shift.data() + group, factor.data() + group, sums.data() + group, finest.data() + first, rest.data() + first};
     }
     // The gated MLP's middle: beside its own input where a matrix product writes it.
     Rows inner_rows(int first, int count, int width) {
@@ -183,7 +183,7 @@ void before_attention(const Team& team, Workspace& w, const Model& m, const Laye
     const int width = (m.heads + 2 * m.kv_heads) * m.dim, grain = count >= 64 ? 8 : 1;
     const Rows hidden = w.rows(first, count, m.hidden);
     team.loop(count, grain, [&](int r) {
-        norm_row(w.x.data() + (size_t)(first + r) * m.hidden, layer.attention_norm, m.eps, hidden, form_of(layer.qkv[0].format), r);
+        norm_row(w.x.data() + (size_t)(first + r) * m.hidden, layer.attention_norm, m.eps, hidden, form_of(layer.qkv, 3), r);
     });
     linear(team, layer.qkv, 3, hidden, {w.qkv.data() + (size_t)first * width, (size_t)width, false});
     team.loop(count, grain, [&](int r) { place_row(m, layer, kv, w, s, first + r); });
@@ -200,7 +200,7 @@ void after_attention(const Team& team, Workspace& w, const Model& m, const Layer
         write_row(heads, form_of(layer.output.format), r, [&](int i) { return load<f32x16>(row + 16 * i); });
     });
     linear(team, &layer.output, 1, heads, {x, (size_t)m.hidden, true});
-    team.loop(count, grain, [&](int r) { norm_row(x + (size_t)r * m.hidden, layer.mlp_norm, m.eps, hidden, form_of(layer.gate_up[0].format), r); });
+    team.loop(count, grain, [&](int r) { norm_row(x + (size_t)r * m.hidden, layer.mlp_norm, m.eps, hidden, form_of(layer.gate_up, 2), r); });
     if (fuses(layer.gate_up)) {
         gated_linear(team, layer.gate_up, hidden, inner);
     } else {

@@ -15,6 +15,7 @@ INLINE void grouped_tile(const uint8_t* w, size_t stride, const Rows& x, int row
     const uint8_t* const first = w;
     const int quad = MR == 8 ? 4 * BLOCK : 4 * x.beside();  // bytes from four inputs of a row to the next four
     const int8_t* a = x.i8 + x.quad_at(row, 0);
+    const float* factor = x.factor + x.scale_at(row, 0);
     const int32_t *shift = x.shift + x.scale_at(row, 0), *sums = x.sums + x.pair_at(row, 0);
     for (int g = 0; g < groups; g++, w += step, a += 8 * quad) {
         i32x16 whole[MR][NB] = {};
@@ -50,7 +51,11 @@ INLINE void grouped_tile(const uint8_t* w, size_t stride, const Rows& x, int row
         for (int b = 0; b < NB; b++) {
             const f32x16 scale = from_fp16((const uint16_t*)(w + b * stride + codes - odd * (step - 2 * BLOCK)));
 #pragma GCC unroll 8
-            for (int r = 0; r < MR; r++) acc[b][r] = fma(to_float(shift_left(whole[r][b], shift[g * BLOCK + r])), scale, acc[b][r]);
+            for (int r = 0; r < MR; r++) {
+                // Scales of rows for four bits are even; eight bits are read by the LM head, where any rounding shows.
+                const f32x16 sum = FORMAT == W4 ? to_float(shift_left(whole[r][b], shift[g * BLOCK + r])) : to_float(whole[r][b]) * splat(factor[g * BLOCK + r]);
+                acc[b][r] = fma(sum, scale, acc[b][r]);
+            }
         }
     }
     i32x16 rest[NB][MR] = {};

@@ -12,10 +12,11 @@
 //   W8     per group of 32 inputs: [16][32] uint8, then 16 fp16 scales and 16 fp16 minima
 //   W4     per group of 32 inputs: [4][32] words, word k of row q holding input k of outputs 4 q .. 4 q + 3, lowest bits first
 // A grouped weight is scale * code + minimum with an unsigned code. For vector units an activation row is int8 with a scale
-// for each group of 32, a power of two below the row's largest: it is applied to the exact integer sum of a group by a shift,
-// which costs nothing beside the dots, and groups are added in order. Minima times the groups' sums are one more product of
-// integers. For tiles a weight is rounded to bfloat16 on its way into a register, and a result is summed in the order of its
-// inputs. Either way a row's bits depend neither on how many rows share the step nor on how the work was cut.
+// for each group of 32. Where four-bit weights read it that is a power of two below the row's largest: it is applied to the
+// exact integer sum of a group by a shift, which costs nothing beside the dots. Groups are added in order; minima times the
+// groups' sums are one more product of integers. For tiles a weight is rounded to bfloat16 on its way into a register, and a
+// result is summed in the order of its inputs. Either way a row's bits depend neither on how many rows share the step nor on
+// how the work was cut.
 #pragma once
 #include <algorithm>
 #include "amx.h"
@@ -56,9 +57,15 @@ INLINE size_t minimum_at(int format, int g, int lane) {
 }
 
 // The form of activations that a format reads here.
-enum Form : int { FLOAT_ROWS, BF16_ROWS, INT8_ROWS, TILED };
+enum Form : int { FLOAT_ROWS, BF16_ROWS, INT8_ROWS, EVEN_INT8_ROWS, TILED };
 INLINE Form form_of(int format) {
-    return format == F32 ? FLOAT_ROWS : amx::available() ? TILED : format == BF16 ? BF16_ROWS : INT8_ROWS;
+    return format == F32 ? FLOAT_ROWS : amx::available() ? TILED : format == BF16 ? BF16_ROWS : format == W8 ? INT8_ROWS : EVEN_INT8_ROWS;
+}
+// That of matrices that share an input.
+INLINE Form form_of(const Matrix* parts, int count) {
+    Form form = form_of(parts[0].format);
+    for (int i = 1; i < count; i++) form = std::max(form, form_of(parts[i].format));
+    return form;
 }
 
 // Activation rows in one of the forms; only the arrays of that form are used.
@@ -67,7 +74,8 @@ struct Rows {
     float* f32 = nullptr;   // [count, width]; for int8 too, while a row waits for its scale
     bf16* b16 = nullptr;    // [count, width], or tiled: [count / lanes][width / 2][lanes][2]
     int8_t* i8 = nullptr;   // [count / beside][width / 4][beside][4]
-    int32_t* shift = nullptr;  // what brings group g's sum to the finest scale, at scale_at(r, g)
+    int32_t* shift = nullptr;  // what brings group g's sum to the finest scale, at scale_at(r, g), where scales are even
+    float* factor = nullptr;   // what does so in any case, likewise
     int32_t* sums = nullptr;   // two groups' sums of codes as a pair of int16, at pair_at(r, g / 2)
     float* finest = nullptr;   // [count] the finest scale of a row
     float* rest = nullptr;     // [count] what one in `sums` stands for, in multiples of that
@@ -82,9 +90,10 @@ struct Rows {
     INLINE int lanes() const { return count < BLOCK ? count : BLOCK; }
 };
 
-// Row r, waiting in `f32`, to int8. Scales are the row's largest, max|x| / 127, or that over a power of two: the largest
-// group, whose rounding weighs most, has the scale that fits it best. Codes to nearest even. Sixteen groups at a time.
-inline void quantise_row(const Rows& rows, int r, float top) {
+// Row r, waiting in `f32`, to int8: a group's scale is max|x| / 127. `even` scales are the row's largest over powers of
+// two: the largest group, whose rounding weighs most, has the one that fits it. Codes to nearest even. Sixteen groups at a
+// time.
+inline void quantise_row(const Rows& rows, int r, float top, bool even) {
     typedef int8_t i8x16 __attribute__((vector_size(16)));
     constexpr int FINEST = 10;                                 // halvings; 2^10 times a group's sum is below 2^31
     constexpr float LARGEST = 32767.0f, TOGETHER = 64000.0f;   // of int16 sums; of all in a row, times 32767 and rounded below 2^31
@@ -93,7 +102,7 @@ inline void quantise_row(const Rows& rows, int r, float top) {
     float* x = rows.f32 + (size_t)r * rows.width;
     const int stride = 4 * rows.beside();
     int8_t* codes = rows.i8 + rows.quad_at(r, 0);
-    int32_t* to = rows.shift + rows.scale_at(r, 0);
+    const size_t at = rows.scale_at(r, 0);
     f32x16 largest = {}, together = {};
     for (int first = 0; first < groups; first += 16) {
         const int count = groups - first < 16 ? groups - first : 16;
@@ -101,11 +110,12 @@ inline void quantise_row(const Rows& rows, int r, float top) {
         for (int g = 0; g < count; g++) tops[g] = max(abs(load<f32x16>(x + GROUP * (first + g))), abs(load<f32x16>(x + GROUP * (first + g) + 16)));
         const f32x16 room = top / lanes_of(tops, [](f32x16 a, f32x16 b) { return max(a, b); });
         const i32x16 exponent = (i32x16)((u32x16)room >> 23) - 127, halvings = exponent < FINEST ? exponent : i32x16{} + FINEST;
-        const f32x16 power = (f32x16)((halvings + 127) << 23);
-        float finer[16];
+        const f32x16 most = splat(1 << FINEST), power = even ? (f32x16)((halvings + 127) << 23) : room < most ? room : most;
+        float finer[16], factor[16];
         int32_t shift[16];
         store(finer, power * inverse);
         store(shift, FINEST - halvings);
+        store(factor, most / power);
         i32x16 both[16] = {};
         for (int g = 0; g < count; g++) {
             const float* from = x + GROUP * (first + g);
@@ -117,7 +127,7 @@ inline void quantise_row(const Rows& rows, int r, float top) {
 #pragma GCC unroll 8
             for (int q = 0; q < 8; q++, codes += stride) std::memcpy(codes, quads + q, 4);
             both[g] = a + b;
-            *to = shift[g], to += BLOCK;
+            rows.shift[at + (first + g) * BLOCK] = shift[g], rows.factor[at + (first + g) * BLOCK] = factor[g];
         }
         const f32x16 sums = to_float(lanes_of(both, [](i32x16 a, i32x16 b) { return a + b; })) / power;
         store(x + first, sums);  // over groups that are done
@@ -157,7 +167,7 @@ INLINE void write_row(const Rows& rows, Form form, int r, const F& piece) {
             store(rows.f32 + (size_t)r * width + 16 * i, v);
             most = max(most, abs(v));
         }
-        quantise_row(rows, r, maximum(most));
+        quantise_row(rows, r, maximum(most), form == EVEN_INT8_ROWS);
     }
 }
 
