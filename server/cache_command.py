@@ -39,13 +39,12 @@ def run(options: argparse.Namespace) -> int:
         request = urllib.request.Request(options.url.rstrip("/") + path, headers=headers, method=method)
         trusted = ssl.create_default_context(cadata=options.cafile and options.cafile.read_text())
         with urllib.request.urlopen(request, context=trusted) as answer:
-            print(json.dumps(json.load(answer), indent=None if method == "POST" else 1))
-    except BrokenPipeError:
-        raise
+            told = json.load(answer)
     except urllib.error.HTTPError as error:
         print(f"octavo: {json.load(error)['error']['message']}", file=sys.stderr)
         return 1
     except (OSError, ValueError) as error:
         print(f"octavo: no daemon answers at {options.url}: {error}", file=sys.stderr)
         return 1
+    print(json.dumps(told, indent=None if method == "POST" else 1))
     return 0

@@ -25,7 +25,7 @@ INLINE void softmax_block(f32x16 (*score)[TILE], int rows, float scale, bool mas
     }
     float tops[TILE] = {};
     std::memcpy(tops, state.top, rows * sizeof(float));
-    const f32x16 old = load<f32x16>(tops), top = max(old, lanes_of(highest, [](f32x16 a, f32x16 b) { return max(a, b); }) * splat(scale));
+    const f32x16 old = load<f32x16>(tops), top = max(old, maxima(highest) * splat(scale));
     store(tops, top);
     store(shrink, exp2_nonpositive<4>(old - top));
     std::memcpy(state.top, tops, rows * sizeof(float));

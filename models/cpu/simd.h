@@ -99,6 +99,7 @@ INLINE V lanes_of(const V* rows, const F& join) {
     return lanes;
 #endif
 }
+INLINE f32x16 maxima(const f32x16* rows) { return lanes_of(rows, [](f32x16 a, f32x16 b) { return max(a, b); }); }
 INLINE float maximum(f32x16 v) {
 #if defined(__AVX512F__)
     return _mm512_reduce_max_ps((__m512)v);
