@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -51,23 +53,30 @@ def test_logits_that_are_not_numbers_fail_one_request_only(server: Any) -> None:
         server.runner.poison = None
 
 
+@contextlib.contextmanager
+def filled(server: Any, count: int) -> Iterator[None]:
+    """With so many requests that run or wait, and no step that ends; they are answered afterwards."""
+    server.runner.gate.clear()
+    threads = [threading.Thread(target=lambda: server.complete("Hello", max_tokens=2)) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    server.wait_until(lambda: server.engine.running + server.engine.waiting == count)
+    yield
+    server.runner.gate.set()
+    for thread in threads:
+        thread.join(20)
+
+
 @pytest.mark.case(35)
 def test_a_full_queue_is_a_429_that_says_when_to_come_back(serving: Any) -> None:
     with serving(limits={"max_num_seqs": 2, "max_queued_requests": 3}) as server:
-        server.runner.gate.clear()
-        threads = [threading.Thread(target=lambda: server.complete("Hello", max_tokens=2)) for _ in range(5)]
-        for thread in threads:
-            thread.start()
-        server.wait_until(lambda: server.engine.running + server.engine.waiting == 5)
-        for fields in ({}, {"stream": True}):
-            response = server.post(prompt="One more", **fields)
-            error = server.error(response, 429)
-            assert (error["type"], error["code"]) == ("rate_limit_error", "rate_limit_exceeded")
-            assert int(response.headers["retry-after"]) >= 1
-        assert server.metric("octavo_requests_total", outcome="refused") == 2
-        server.runner.gate.set()
-        for thread in threads:
-            thread.join(20)
+        with filled(server, 5):
+            for fields in ({}, {"stream": True}):
+                response = server.post(prompt="One more", **fields)
+                error = server.error(response, 429)
+                assert (error["type"], error["code"]) == ("rate_limit_error", "rate_limit_exceeded")
+                assert int(response.headers["retry-after"]) >= 1
+            assert server.metric("octavo_requests_total", outcome="refused") == 2
         server.assert_baseline()
         assert server.complete("Hello", max_tokens=1)
 
@@ -75,24 +84,17 @@ def test_a_full_queue_is_a_429_that_says_when_to_come_back(serving: Any) -> None
 @pytest.mark.case(35)
 def test_what_is_refused_for_the_load_is_never_tokenised(serving: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(limits={"max_num_seqs": 1, "max_queued_requests": 2}) as server:
-        server.runner.gate.clear()
-        threads = [threading.Thread(target=lambda: server.complete("Hello", max_tokens=2)) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        server.wait_until(lambda: server.engine.running + server.engine.waiting == 3)
         worked = []
         run = server.state.tokenizing.run
-        monkeypatch.setattr(server.state.tokenizing, "run", lambda *work: worked.append(work) or run(*work))
-        answers = {**MESSAGES, "max_tokens": 1}, {"input": "Hi"}
-        for path, body in {**PATHS, **dict(zip(("/v1/messages", "/v1/responses"), answers, strict=True))}.items():
-            response = server.post(path, **body)
-            assert (response.status_code, "2 requests are waiting" in response.text) == (429, True), response.text
-            assert response.headers["retry-after"]
-        assert not worked
-        assert server.metric("octavo_refused_requests_total", reason="queued_requests") == 4
-        server.runner.gate.set()
-        for thread in threads:
-            thread.join(20)
+        with filled(server, 3):
+            monkeypatch.setattr(server.state.tokenizing, "run", lambda *work: worked.append(work) or run(*work))
+            answers = {**MESSAGES, "max_tokens": 1}, {"input": "Hi"}
+            for path, body in {**PATHS, **dict(zip(("/v1/messages", "/v1/responses"), answers, strict=True))}.items():
+                response = server.post(path, **body)
+                assert (response.status_code, "2 requests are waiting" in response.text) == (429, True), response.text
+                assert response.headers["retry-after"]
+            assert not worked
+            assert server.metric("octavo_refused_requests_total", reason="queued_requests") == 4
         server.complete("Hello", max_tokens=1)
         assert len(worked) == 1, "what is taken is tokenised there"
 
