@@ -238,7 +238,7 @@ def test_answers_are_the_same_bits_in_random_scenarios(
         conditions = Conditions(
             budget=rng.choice([16, 17, 31, 64, 100, 256, 512, 2048]),
             prefix_caching=(caching := rng.random() < 0.7),
-            pages=rng.choice([PAGES, PAGES, 60, 28, 22, 22, 21]),
+            pages=rng.choice([PAGES, 60, 28, 22, 22, 21, 21]),
             seats=rng.choice([64, 64, 8]),
             slots=rng.choice([0, 5, 400, 400]) if caching else 0,
             policy=rng.choice(["fcfs", "prefix"]),
@@ -249,7 +249,7 @@ def test_answers_are_the_same_bits_in_random_scenarios(
     assert loaded > 5
     assert accepted > 1000
     assert branched > 50
-    assert preempted > 10  # or the small pools proved nothing
+    assert preempted > 5  # or the small pools proved nothing
     assert len({answer[0] for answers in alone.values() for answer in answers}) > 40
 
 
