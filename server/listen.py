@@ -12,6 +12,13 @@ from pathlib import Path
 
 from config.errors import ConfigError
 
+# What OpenSSL says of files that it cannot use, and what that means. For a key it does not say anything.
+_TLS_PROBLEMS: dict[str | None, str] = {
+    None: "holds no private key in PEM form that can be read: --ssl-keyfile names the file of one",
+    "NO_CERTIFICATE_OR_CRL_FOUND": "holds no certificate in PEM form",
+    **dict.fromkeys(("KEY_VALUES_MISMATCH", "NO_CERTIFICATE_ASSIGNED"), "is not the key of the --ssl-certfile"),
+}
+
 
 def bind(host: str, port: int) -> socket.socket:
     """A TCP socket bound to `host` and `port`, 0 being any free one. Raises ConfigError."""
@@ -49,12 +56,16 @@ def check_tls(certfile: Path | None, keyfile: Path | None) -> None:
         if keyfile is not None:
             raise ConfigError("--ssl-keyfile needs --ssl-certfile")
         return
+    flag, context = f"--ssl-certfile {certfile}", ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certfile, keyfile)
-    except OSError as error:  # ssl.SSLError is one
-        reason = error.strerror or str(error)
-        files = f"--ssl-certfile {certfile}" + ("" if keyfile is None else f", --ssl-keyfile {keyfile}")
-        raise ConfigError(f"{files}: {reason.lower()}") from None
+        context.load_verify_locations(certfile)
+        flag = flag if keyfile is None else f"--ssl-keyfile {keyfile}"
+        context.load_cert_chain(certfile, keyfile)
+    except ssl.SSLError as error:
+        problem = _TLS_PROBLEMS.get(error.reason) or f"cannot be used: {error.reason.replace('_', ' ').lower()}"
+        raise ConfigError(f"{flag} {problem}") from None
+    except OSError as error:
+        raise ConfigError(f"{flag} cannot be read: {(error.strerror or str(error)).lower()}") from None
 
 
 def url_of(bound: socket.socket, scheme: str = "http") -> str:

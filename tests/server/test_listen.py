@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import errno
+import re
 import socket
+from pathlib import Path
 
 import pytest
+from support.certificate import self_signed
 
 from config.errors import ConfigError
-from server.listen import bind, refusal, url_of
+from server.listen import bind, check_tls, refusal, url_of
 
 
 def test_port_zero_is_any_free_port() -> None:
@@ -63,3 +66,29 @@ def test_an_address_of_ipv6_is_in_brackets() -> None:
         pytest.skip("no IPv6 loopback address here")
     with bound:
         assert url_of(bound) == f"http://[::1]:{bound.getsockname()[1]}"
+
+
+def test_a_certificate_or_key_that_cannot_be_used_is_a_sentence_that_names_its_flag(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("other").mkdir()
+    (crt, key), (_, other) = self_signed(Path()), self_signed(Path("other"))
+    bad, both = Path("bad.pem"), Path("both.pem")
+    bad.write_text("nonsense")
+    both.write_text(crt.read_text() + key.read_text())
+    no_key = "holds no private key in PEM form that can be read: --ssl-keyfile names the file of one"
+    check_tls(crt, key)
+    check_tls(both, None)
+    for certfile, keyfile, says in (
+        (None, key, "--ssl-keyfile needs --ssl-certfile"),
+        (crt, None, f"--ssl-certfile cert.pem {no_key}"),
+        (Path("none"), key, "--ssl-certfile none cannot be read: no such file or directory"),
+        (crt, Path("none"), "--ssl-keyfile none cannot be read: no such file or directory"),
+        (bad, key, "--ssl-certfile bad.pem holds no certificate in PEM form"),
+        (key, None, "--ssl-certfile key.pem holds no certificate in PEM form"),
+        (crt, bad, f"--ssl-keyfile bad.pem {no_key}"),
+        (crt, other, "--ssl-keyfile other/key.pem is not the key of the --ssl-certfile"),
+    ):
+        with pytest.raises(ConfigError, match=f"^{re.escape(says)}$"):
+            check_tls(certfile, keyfile)
