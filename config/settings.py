@@ -301,7 +301,7 @@ def _read_file(path: Path) -> dict[str, object]:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"--config {path}: cannot be read: {(error.strerror or str(error)).lower()}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError) as error:  # a ValueError is a date or a number that is none
         raise ConfigError(f"--config {path}: is not YAML: {' '.join(str(error).split())}") from None
     if content is None:
         return {}

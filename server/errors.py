@@ -42,6 +42,8 @@ _PYDANTIC_WORDS = (
     (re.compile(r"a valid integer"), "a whole number"),
     (re.compile(r"a valid (list|string|number|boolean)"), r"a \1"),
     (re.compile(r"be None$"), "be null"),
+    (re.compile(r"^Field required$"), "is required"),
+    (re.compile(r"^Extra inputs are not permitted$"), "is not known"),
     (re.compile(r" after validation, not .*"), ""),
 )
 
@@ -197,6 +199,14 @@ def field_path(location: tuple[int | str, ...]) -> str:
     return path
 
 
+def in_our_words(complaint: str) -> str:
+    """One of pydantic's complaints, to go on from the field's name."""
+    complaint = _PYDANTIC_SUBJECT.sub("must ", complaint)
+    for pattern, replacement in _PYDANTIC_WORDS:
+        complaint = pattern.sub(replacement, complaint)
+    return complaint
+
+
 def from_validation(error: ValidationError) -> InvalidRequest:
     """The first of pydantic's complaints, in our words."""
     details = error.errors(include_url=False)
@@ -204,10 +214,8 @@ def from_validation(error: ValidationError) -> InvalidRequest:
     param = bounded(field_path(first["loc"]), MAX_SHOWN_CHARS)
     if first["type"] == "missing":
         return missing(param)
-    wanted, asked = _PYDANTIC_SUBJECT.subn("must ", first["msg"])
-    for pattern, replacement in _PYDANTIC_WORDS:
-        wanted = pattern.sub(replacement, wanted)
-    if asked and wanted.startswith("must be "):
+    wanted = in_our_words(first["msg"])
+    if wanted.startswith("must be ") and wanted != first["msg"]:
         wanted += f", not {shown(first['input'])}"
     more = f" ({len(details) - 1} more fields are wrong.)" if len(details) > 1 else ""
     code = "invalid_type" if first["type"].endswith("_type") else "invalid_value"

@@ -23,6 +23,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from config.errors import ConfigError
+from server.errors import in_our_words
 
 PREFIX = "ok-"  # so that a key which got into a log or a repository is recognised as one
 _Positive = Field(default=None, gt=0)
@@ -46,7 +47,8 @@ class Key(BaseModel):
         return self.sha256[:16]
 
 
-_FILE = TypeAdapter(list[Key])
+_FILE = TypeAdapter(list[Key] | None)
+_LIKE = "`- {name: alice, sha256: ...}`, as `octavo keys new` writes it"
 
 
 class KeyRing:
@@ -103,15 +105,16 @@ def generate() -> str:
 def read(path: Path) -> list[Key]:
     """The keys in a file. Raises ConfigError with one line that names the entry."""
     try:
-        keys = _FILE.validate_python(yaml.safe_load(path.read_text(encoding="utf-8")) or [])
+        keys = _FILE.validate_python(yaml.safe_load(path.read_text(encoding="utf-8"))) or []
     except OSError as error:
         raise ConfigError(f"--api-key-file {path}: cannot be read: {(error.strerror or str(error)).lower()}") from None
-    except (yaml.YAMLError, UnicodeDecodeError):
-        raise ConfigError(f"--api-key-file {path}: is not YAML") from None  # its text stays out of logs
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(map(str, first["loc"])) or "it"
-        raise ConfigError(f"--api-key-file {path}: entry {where}: {first['msg'].lower()}") from None
+        where = ".".join(map(str, first["loc"]))
+        problem = f"entry {where} {in_our_words(first['msg'])}" if where else f"must be a list of keys, like {_LIKE}"
+        raise ConfigError(f"--api-key-file {path}: {problem}") from None
+    except (yaml.YAMLError, ValueError, RecursionError):  # its text stays out of logs
+        raise ConfigError(f"--api-key-file {path}: is not YAML: it must be a list of keys, like {_LIKE}") from None
     for field in ("name", "sha256"):
         values = [getattr(key, field) for key in keys]
         if twice := next((value for value in values if values.count(value) > 1), None):

@@ -238,6 +238,7 @@ def test_a_mistyped_file_key_brings_a_suggestion(file: Path) -> None:
     ("content", "complaint"),
     [
         ("port: [", "is not YAML"),
+        ("port: !!int x", "is not YAML"),
         ("just words", "must hold `setting: value` lines"),
         ("config: x", "unknown key config"),
     ],

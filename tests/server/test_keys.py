@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from pathlib import Path
 from typing import Any
@@ -53,19 +54,23 @@ def test_a_new_key_is_shown_once_and_kept_as_a_digest(file: Path, capsys: pytest
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("{", "is not YAML"),
-        ("name: x", "valid list"),
-        ("- {name: x}", "entry 0.sha256"),
+        ("{", "is not YAML: it must be a list of keys, like `- {name: alice, sha256: ...}`"),
+        ("!!int x", "is not YAML"),
+        ("[" * 5000, "is not YAML"),
+        ("name: x", "must be a list of keys, like `- {name: alice, sha256: ...}`"),
+        ("{}", "must be a list of keys"),
+        ("- x", "entry 0 must be an object"),
+        ("- {name: x}", "entry 0.sha256 is required"),
         ("- {name: x, sha256: secret}", "entry 0.sha256"),
-        (f"- {{name: x, sha256: {'a' * 64}, tokens: 5}}", "entry 0.tokens"),
+        (f"- {{name: x, sha256: {'a' * 64}, tokens: 5}}", "entry 0.tokens is not known"),
         (f"- {{name: x, sha256: {'a' * 64}, max_concurrent: 0}}", "entry 0.max_concurrent"),
-        (f"- {{name: x, sha256: {'a' * 64}}}\n- {{name: x, sha256: {'b' * 64}}}", "name x is there twice"),
-        (f"- {{name: x, sha256: {'a' * 64}}}\n- {{name: y, sha256: {'a' * 64}}}", "sha256 aaaa"),
+        (f"- {{name: x, sha256: {'a' * 64}}}\n- {{name: x, sha256: {'b' * 64}}}", "the name x is there twice"),
+        (f"- {{name: x, sha256: {'a' * 64}}}\n- {{name: y, sha256: {'a' * 64}}}", "the sha256 aaaa"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_one_line_without_what_is_in_it(file: Path, text: str, says: str) -> None:
     file.write_text(text)
-    with pytest.raises(ConfigError, match=says) as error:
+    with pytest.raises(ConfigError, match=re.escape(f"{file}: {says}")) as error:
         KeyRing(file=file)
     assert "\n" not in str(error.value)
     assert "secret" not in str(error.value)
