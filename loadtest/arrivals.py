@@ -19,11 +19,14 @@ def due(arrivals: str, rate: float, count: int, seed: int) -> list[float]:
     name, _, number = arrivals.partition(":")
     if name == "constant" and not number:
         return [place / rate for place in range(count)]
-    value = float(number or 1)
-    if name == "burst" and value >= 1:
+    try:
+        value = float(number or 1)
+    except ValueError:
+        value = 0.0  # which nothing can be
+    if name == "burst" and 1 <= value < math.inf:
         bursts = list(accumulate(_gaps(rate / value, math.ceil(count / value), seed)))
         return [bursts[int(place // value)] for place in range(count)]
-    if (name == "poisson" and not number) or (name == "ramp" and value > 0):
+    if (name == "poisson" and not number) or (name == "ramp" and 0 < value < math.inf):
         last = rate if name == "poisson" else value
         # The expected number of arrivals by time t is rate t + slope t^2 / 2: its inverse at unit-rate arrivals.
         slope = (last * last - rate * rate) / (2 * count)

@@ -13,6 +13,7 @@ Runs in a process of its own beside the server, which it knows as a command and 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
 import math
@@ -21,12 +22,13 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import psutil
 from rich.console import Console
 
 from loadtest import difference
+from loadtest.arrivals import due
 from loadtest.document import RESULTS, new_path, write
 from loadtest.driver import TIMEOUT_SECONDS
 from loadtest.figures import Figures, Slo, details
@@ -68,9 +70,9 @@ SHOWN = (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the load test; 1 when any request failed or there is no server, 2 for a mistake in what was asked for."""
-    options = _parser().parse_intermixed_args(arguments)
     console = Console()
     try:
+        options = _parser().parse_intermixed_args(arguments)
         if options.compare:
             before, after = (json.loads(path.read_text(encoding="utf-8")) for path in options.compare)
             console.print(terminal(difference.rows(before, after)))
@@ -88,27 +90,49 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
+class _Parser(argparse.ArgumentParser):
+    """argparse, except that a mistake is one line instead of a usage message."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(message)
+
+
+def _positive(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"must be a number above zero, not {text!r}")
+    return value
+
+
+def _fields(text: str) -> dict[str, object]:
+    with contextlib.suppress(ValueError):
+        if isinstance(fields := json.loads(text), dict):
+            return fields
+    raise argparse.ArgumentTypeError(f'must be a JSON object such as {{"top_p": 0.9}}, not {text!r}')
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="octavo loadtest", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = _Parser(prog="octavo loadtest", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("words", nargs="*", metavar="URL | SET", help=f"a server, and sets; without: {' '.join(STANDARD)}")
     add("--serve", default="", metavar="FLAGS", help="model and flags of a daemon to start when there is no URL")
     add("--model", help="what the server calls its model; the first it lists when not given")
     add("--seed", type=int, default=1, help="of requests and arrivals")
-    add("--rate", type=float, metavar="R", help="requests a second that come whether or not others are answered")
+    add("--rate", type=_positive, metavar="R", help="requests a second that come whether or not others are answered")
     add("--arrivals", default="poisson", metavar="HOW", help="poisson, constant, burst:SIZE or ramp:RATE [poisson]")
     add("--file", type=Path, help="of the set `sharegpt` or `trace`")
     add("--leave", type=float, default=0.0, metavar="SHARE", help="of clients that go away in the middle")
     add("--chat", action="store_true", help="ask /v1/chat/completions")
     add("--natural", action="store_true", help="let answers end where the model ends them; no `ignore_eos`")
-    add("--fields", type=json.loads, default={}, metavar="JSON", help="further fields of every body")
+    add("--fields", type=_fields, default={}, metavar="JSON", help="further fields of every body")
     add("--api-key", action="append", default=[], metavar="KEY", help="several take turns")
-    add("--timeout", type=float, default=TIMEOUT_SECONDS, metavar="SECONDS", help="of one request")
+    add("--timeout", type=_positive, default=TIMEOUT_SECONDS, metavar="SECONDS", help="of one request")
     add("--slo", type=Slo.parse, metavar="MS", help="what a request may take: ttft=500,tpot=50,e2e=10000")
     add("--find-capacity", action="store_true", help="search the highest rate that keeps --slo, beginning at --rate")
-    add("--trial", type=float, default=TRIAL_SECONDS, metavar="SECONDS", help="that each rate is tried for")
+    add("--trial", type=_positive, default=TRIAL_SECONDS, metavar="SECONDS", help="that each rate is tried for")
     add("--compare", nargs=2, type=Path, metavar="FILE", help="figures that were kept: before, after")
     return parser
 
@@ -116,8 +140,7 @@ def _parser() -> argparse.ArgumentParser:
 def _how(options: argparse.Namespace) -> How:
     if options.find_capacity and options.slo is None:
         raise ValueError("--find-capacity needs --slo")
-    if options.rate is not None and options.rate <= 0:
-        raise ValueError("--rate must be above zero")
+    due(options.arrivals, options.rate or 1.0, 1, options.seed)  # a mistake is known before a server is asked
     fields = ({"ignore_eos": None} if options.natural else {}) | options.fields
     rest = (options.leave, options.file, options.slo, options.timeout)
     return How(options.rate, options.arrivals, options.chat, options.api_key, fields, *rest)

@@ -5,6 +5,7 @@ Pure data and arithmetic, of the standard library only: peers' virtual environme
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import math
 from collections import Counter
@@ -67,11 +68,14 @@ class Slo:
 
     @classmethod
     def parse(cls, text: str) -> Slo:
-        """`ttft=500,tpot=50`; ValueError otherwise."""
-        bounds = dict(part.split("=", 1) for part in text.split(",") if "=" in part)
-        if not bounds or set(bounds) - set(cls.__slots__):
-            raise ValueError(f"{text!r} is not like ttft=500,tpot=50,e2e=10000")
-        return cls(**{name: float(value) for name, value in bounds.items()})
+        """`ttft=500,tpot=50`; ArgumentTypeError otherwise."""
+        try:
+            bounds = {name: float(bound) for name, bound in (part.split("=") for part in text.split(","))}
+        except ValueError:
+            bounds = {}
+        if not bounds or set(bounds) - set(cls.__slots__) or not all(0 < bound < math.inf for bound in bounds.values()):
+            raise argparse.ArgumentTypeError(f"must be milliseconds like ttft=500,tpot=50,e2e=10000, not {text!r}")
+        return cls(**bounds)
 
     def kept(self, answer: Answer) -> bool:
         """Whether a request was answered, and in time."""

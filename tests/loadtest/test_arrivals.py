@@ -42,7 +42,7 @@ def test_the_same_seed_gives_the_same_times_and_others_other_ones() -> None:
     assert due("poisson", 1.0, 9, seed=3) == due("poisson", 1.0, 9, seed=3) != due("poisson", 1.0, 9, seed=4)
 
 
-@pytest.mark.parametrize("arrivals", ["often", "burst:0", "ramp:0", "poisson:3", "constant:2"])
+@pytest.mark.parametrize("arrivals", ["often", "burst:0", "burst:x", "ramp:0", "ramp:inf", "poisson:3", "constant:2"])
 def test_other_arrivals_are_refused(arrivals: str) -> None:
     with pytest.raises(ValueError, match="none of poisson"):
         due(arrivals, 1.0, 3, seed=1)

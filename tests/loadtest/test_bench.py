@@ -169,6 +169,25 @@ def test_a_mistake_is_one_line_and_exit_code_two(url: str, words: str, capsys: p
     assert capsys.readouterr().out.splitlines()[-1].startswith("loadtest: ")
 
 
+@pytest.mark.parametrize(
+    ("flag", "value", "says"),
+    [
+        ("--slo", "foo=3", "argument --slo: must be milliseconds like ttft=500,tpot=50,e2e=10000, not 'foo=3'"),
+        ("--fields", "{", "argument --fields: must be a JSON object such as {\"top_p\": 0.9}, not '{'"),
+        ("--fields", "[1]", "argument --fields: must be a JSON object such as {\"top_p\": 0.9}, not '[1]'"),
+        ("--arrivals", "often", "'often' is none of poisson, constant, burst:SIZE and ramp:RATE"),
+        ("--rate", "nan", "argument --rate: must be a number above zero, not 'nan'"),
+        ("--timeout", "0", "argument --timeout: must be a number above zero, not '0'"),
+        ("--trial", "x", "argument --trial: must be a number above zero, not 'x'"),
+    ],
+)
+def test_a_value_that_cannot_be_is_a_line_that_says_what_can(
+    flag: str, value: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["http://127.0.0.1:1", flag, value]) == 2
+    assert capsys.readouterr().out == f"loadtest: {says}\n"
+
+
 NOBODY = "loadtest: http://127.0.0.1:1/v1/models gives no list: is it there, and has it its key?\n"
 
 
