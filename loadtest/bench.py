@@ -21,6 +21,7 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -97,14 +98,15 @@ class _Parser(argparse.ArgumentParser):
         raise ValueError(message)
 
 
-def _positive(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"must be a number above zero, not {text!r}")
-    return value
+def _number(wanted: str, right: Callable[[float], bool], text: str) -> float:
+    with contextlib.suppress(ValueError):
+        if right(value := float(text)):
+            return value
+    raise argparse.ArgumentTypeError(f"must be a {wanted}, not {text!r}")
+
+
+_positive = partial(_number, "number above zero", lambda value: 0 < value < math.inf)
+_share = partial(_number, "share from 0 to 1", lambda value: 0 <= value <= 1)
 
 
 def _fields(text: str) -> dict[str, object]:
@@ -124,7 +126,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--rate", type=_positive, metavar="R", help="requests a second that come whether or not others are answered")
     add("--arrivals", default="poisson", metavar="HOW", help="poisson, constant, burst:SIZE or ramp:RATE [poisson]")
     add("--file", type=Path, help="of the set `sharegpt` or `trace`")
-    add("--leave", type=float, default=0.0, metavar="SHARE", help="of clients that go away in the middle")
+    add("--leave", type=_share, default=0.0, metavar="SHARE", help="of clients that go away in the middle, 0 to 1")
     add("--chat", action="store_true", help="ask /v1/chat/completions")
     add("--natural", action="store_true", help="let answers end where the model ends them; no `ignore_eos`")
     add("--fields", type=_fields, default={}, metavar="JSON", help="further fields of every body")

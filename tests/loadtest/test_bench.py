@@ -178,6 +178,8 @@ def test_a_mistake_is_one_line_and_exit_code_two(url: str, words: str, capsys: p
         ("--arrivals", "often", "'often' is none of poisson, constant, burst:SIZE and ramp:RATE"),
         ("--rate", "nan", "argument --rate: must be a number above zero, not 'nan'"),
         ("--timeout", "0", "argument --timeout: must be a number above zero, not '0'"),
+        ("--leave", "3", "argument --leave: must be a share from 0 to 1, not '3'"),
+        ("--leave", "-0.1", "argument --leave: must be a share from 0 to 1, not '-0.1'"),
         ("--trial", "x", "argument --trial: must be a number above zero, not 'x'"),
     ],
 )
