@@ -18,6 +18,7 @@ import itertools
 import json
 import math
 import shlex
+import ssl
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
@@ -82,8 +83,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         url = words.pop(0).rstrip("/").removesuffix("/v1") if words and "://" in words[0] else None
         runs = [Run.parse(word) for word in words or (["chat:10000"] if options.find_capacity else STANDARD)]
         how = _how(options)
-        with serving(url, shlex.split(options.serve), how.keys, options.model) as server:
+        with serving(url, shlex.split(options.serve), how.keys, options.model, how.tls) as server:
             return _measure(server, runs, options, how, console)
+    except ssl.SSLCertVerificationError as error:
+        said = f"the server's certificate is not trusted ({error.verify_message}): give its own as --cafile"
+        console.print(f"loadtest: {said}", markup=False, soft_wrap=True)
+        return 1
     except (RuntimeError, ValueError, KeyError, OSError, argparse.ArgumentTypeError) as error:
         console.print(f"loadtest: {error}", markup=False, soft_wrap=True)
         return 1 if isinstance(error, RuntimeError) else 2
@@ -131,6 +136,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--natural", action="store_true", help="let answers end where the model ends them; no `ignore_eos`")
     add("--fields", type=_fields, default={}, metavar="JSON", help="further fields of every body")
     add("--api-key", action="append", default=[], metavar="KEY", help="several take turns")
+    add("--cafile", type=Path, metavar="FILE", help="certificates to trust instead of the system's, for https")
     add("--timeout", type=_positive, default=TIMEOUT_SECONDS, metavar="SECONDS", help="of one request")
     add("--slo", type=Slo.parse, metavar="MS", help="what a request may take: ttft=500,tpot=50,e2e=10000")
     add("--find-capacity", action="store_true", help="search the highest rate that keeps --slo, beginning at --rate")
@@ -144,7 +150,11 @@ def _how(options: argparse.Namespace) -> How:
         raise ValueError("--find-capacity needs --slo")
     due(options.arrivals, options.rate or 1.0, 1, options.seed)  # a mistake is known before a server is asked
     fields = ({"ignore_eos": None} if options.natural else {}) | options.fields
-    rest = (options.leave, options.file, options.slo, options.timeout)
+    try:
+        tls = ssl.create_default_context(cafile=options.cafile)
+    except OSError:  # ssl.SSLError is one
+        raise ValueError(f"--cafile {options.cafile} is no file of certificates in PEM form") from None
+    rest = (options.leave, options.file, options.slo, options.timeout, tls)
     return How(options.rate, options.arrivals, options.chat, options.api_key, fields, *rest)
 
 
@@ -173,12 +183,13 @@ def _measure(server: Server, runs: Sequence[Run], options: argparse.Namespace, h
     console.print(terminal(table(results)))
     if "capacity" in content:
         console.print(f"capacity: {content['capacity']:.3g} requests a second", style="bold")
-    memory = _memory(server, how.keys)
+    info = get_json(f"{server.url}/info", how.keys, how.tls)
+    memory = _memory(server, info)
     if memory:
         mib = {name: size >> 20 for name, size in memory.items()}
         rest = mib["resident"] - mib["weights"] - mib["kv_pool"]
         console.print(f"resident {mib['resident']} MiB = weights {mib['weights']} + KV pool {mib['kv_pool']} + {rest}")
-    content |= {"memory": memory, "info": get_json(f"{server.url}/info", how.keys), "figures": entries}
+    content |= {"memory": memory, "info": info, "figures": entries}
     path = save(content, server, table(results))
     console.print(f"written to {path} and {path.with_suffix('.html').name}", soft_wrap=True)
     return 1 if any(figures.failed for figures in results) and not options.find_capacity else 0
@@ -233,9 +244,8 @@ def save(content: dict[str, Any], server: Server, shown: Sequence[Row]) -> Path:
     return path
 
 
-def _memory(server: Server, keys: Sequence[str]) -> dict[str, int]:
+def _memory(server: Server, info: Any) -> dict[str, int]:
     """Bytes the daemon holds, and what its plan says that weights and KV pool take; empty for a server not ours."""
-    info = get_json(f"{server.url}/info", keys)
     plan = info.get("plan") if isinstance(info, dict) else None
     if server.pid is None or not isinstance(plan, dict):
         return {}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ async def drive(
     chat: bool = False,
     keys: Sequence[str] = (),
     timeout_seconds: float = TIMEOUT_SECONDS,
+    tls: ssl.SSLContext | None = None,
     started: Callable[[Answer], None] = lambda answer: None,
 ) -> tuple[list[Answer], float]:
     """Send every prompt; the answers in order, and the seconds it all took.
@@ -43,10 +45,12 @@ async def drive(
     At most `concurrency` conversations go on at a time (0: without bound). With `due`, each begins so many seconds
     after the start, and its time counts from then even if it is sent later. Greedy and to the full length, unless
     `extra` (further fields of the body) says otherwise; a field that is None there is left out. `keys` take turns.
-    `started` is told of each answer as it begins.
+    `started` is told of each answer as it begins. `tls` is whom to trust, all that this machine does when not given;
+    raises SSLCertVerificationError for another server.
     """
     address = urlsplit(url)
-    server = _Server(address.hostname or "127.0.0.1", address.port, address.scheme == "https", address.path.rstrip("/"))
+    secure = (tls or ssl.create_default_context()) if address.scheme == "https" else None
+    server = _Server(address.hostname or "127.0.0.1", address.port, secure, address.path.rstrip("/"))
     places = asyncio.Semaphore(concurrency) if concurrency else contextlib.nullcontext()
     fields: dict[str, object] = {"model": model, "temperature": 0, "ignore_eos": True, "stream": True}
     fields |= {"stream_options": {"include_usage": True}} | dict(extra or {})
@@ -63,6 +67,8 @@ async def drive(
                 await _exchange(server, head + body, answer, request.leave_after, begins is None)
         except TimeoutError:
             answer.error = f"no end within {timeout_seconds:g} s"
+        except ssl.SSLCertVerificationError:
+            raise  # no other request would do better
         except OSError as error:
             answer.error = f"{type(error).__name__}: {error}"
         answer.ended = time.perf_counter()
@@ -99,7 +105,7 @@ def _chat(said: Sequence[str]) -> dict[str, object]:
 class _Server:
     host: str
     port: int | None
-    tls: bool
+    tls: ssl.SSLContext | None
     path: str
 
     def head(self, route: str, length: int, key: str | None) -> bytes:
@@ -116,7 +122,7 @@ async def _exchange(server: _Server, request: bytes, answer: Answer, leave_after
     loop = asyncio.get_running_loop()
     port = server.port or (443 if server.tls else 80)
     transport, exchange = await loop.create_connection(
-        lambda: _Exchange(answer, leave_after), server.host, port, ssl=True if server.tls else None
+        lambda: _Exchange(answer, leave_after), server.host, port, ssl=server.tls
     )
     try:
         if restart:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import ssl
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -56,6 +57,7 @@ class How:
     file: Path | None = None
     slo: Slo | None = None
     timeout_seconds: float = TIMEOUT_SECONDS
+    tls: ssl.SSLContext | None = None  # whom to trust
 
 
 def measure(
@@ -80,6 +82,7 @@ def measure(
                 chat=how.chat,
                 keys=how.keys,
                 timeout_seconds=how.timeout_seconds,
+                tls=how.tls,
                 started=begun.append,
             )
         finally:

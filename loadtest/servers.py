@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -19,6 +20,7 @@ from typing import Any
 
 START_SECONDS = 300.0  # a first start may have kernels to compile and a file to convert
 END_SECONDS = 30.0
+Trust = ssl.SSLContext | None  # in whose certificates; None: in those that this machine trusts
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +41,12 @@ def daemon(flags: Sequence[str]) -> contextlib.AbstractContextManager[Server]:
 
 
 def serving(
-    url: str | None, flags: Sequence[str], keys: Sequence[str] = (), model: str | None = None
+    url: str | None, flags: Sequence[str], keys: Sequence[str] = (), model: str | None = None, tls: Trust = None
 ) -> contextlib.AbstractContextManager[Server]:
     """The server at `url`, or without one the daemon."""
     if url is None:
         return daemon(flags)
-    return contextlib.nullcontext(Server(url, model or first_model(url, keys)))
+    return contextlib.nullcontext(Server(url, model or first_model(url, keys, tls)))
 
 
 @contextmanager
@@ -104,13 +106,15 @@ def answers(url: str) -> bool:
         return False
 
 
-def get_json(url: str, keys: Sequence[str] = ()) -> Any:
-    """The JSON there, asked for with the first of `keys`; None when there is none."""
+def get_json(url: str, keys: Sequence[str] = (), tls: Trust = None) -> Any:
+    """The JSON there, asked for with the first of `keys`; None when there is none. Raises SSLCertVerificationError."""
     headers = {"Authorization": f"Bearer {keys[0]}"} if keys else {}
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=5) as answer:
+        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=5, context=tls) as answer:
             return json.load(answer)
-    except (OSError, ValueError):
+    except (OSError, ValueError) as error:
+        if isinstance(reason := getattr(error, "reason", None), ssl.SSLCertVerificationError):
+            raise reason from None
         return None
 
 
@@ -120,9 +124,9 @@ def metrics_of(server: Server) -> str:
         return str(answer.read().decode())
 
 
-def first_model(url: str, keys: Sequence[str] = ()) -> str:
-    """The first model a server lists. Raises RuntimeError when it lists none, or does not say so."""
-    models = get_json(f"{url}/v1/models", keys)
+def first_model(url: str, keys: Sequence[str] = (), tls: Trust = None) -> str:
+    """The first model a server lists. Raises RuntimeError when it lists none, or does not say so; as `get_json`."""
+    models = get_json(f"{url}/v1/models", keys, tls)
     if models is None:
         raise RuntimeError(f"{url}/v1/models gives no list: is it there, and has it its key?")
     if not isinstance(models, dict) or not models.get("data"):

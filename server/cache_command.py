@@ -44,7 +44,10 @@ def run(options: argparse.Namespace) -> int:
         print(f"octavo: {json.load(error)['error']['message']}", file=sys.stderr)
         return 1
     except (OSError, ValueError) as error:
-        print(f"octavo: no daemon answers at {options.url}: {error}", file=sys.stderr)
+        said = f"no daemon answers at {options.url}: {error}"
+        if isinstance(cause := getattr(error, "reason", None), ssl.SSLCertVerificationError):
+            said = f"the daemon's certificate is not trusted ({cause.verify_message}): give its own as --cafile"
+        print(f"octavo: {said}", file=sys.stderr)
         return 1
     print(json.dumps(told, indent=None if method == "POST" else 1))
     return 0

@@ -7,6 +7,7 @@ import io
 import json
 import re
 import signal
+import ssl
 import subprocess
 import sys
 import threading
@@ -18,6 +19,7 @@ from pathlib import Path
 import psutil
 import pytest
 from rich.console import Console
+from support.certificate import self_signed
 
 from loadtest import bench, run
 from loadtest.bench import STANDARD, main
@@ -196,6 +198,33 @@ NOBODY = "loadtest: http://127.0.0.1:1/v1/models gives no list: is it there, and
 def test_a_server_that_is_not_there_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["http://127.0.0.1:1"]) == 1
     assert capsys.readouterr().out == NOBODY
+
+
+def test_a_server_that_signed_its_own_certificate_is_trusted_when_told_to(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cert, key = self_signed(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(cert, key)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Fake) as server:
+        server.handle_error = lambda *_: None  # type: ignore[method-assign]
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            secure = f"https://127.0.0.1:{server.server_port}"
+            for model in [], ["--model", "fake"]:
+                assert main([secure, "prefill:4:2", *model]) == 1
+                said = "the server's certificate is not trusted (self-signed certificate): give its own as --cafile"
+                assert capsys.readouterr().out.endswith(f"loadtest: {said}\n")
+            assert main([secure, "prefill:4:2", "--cafile", str(cert)]) == 0
+        finally:
+            server.shutdown()
+            thread.join()
+    capsys.readouterr()
+    for file in key, tmp_path / "none":
+        assert main([url, "--cafile", str(file)]) == 2
+        assert capsys.readouterr().out == f"loadtest: --cafile {file} is no file of certificates in PEM form\n"
 
 
 def test_it_is_a_command_of_octavo() -> None:
