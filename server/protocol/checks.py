@@ -17,7 +17,7 @@ from server.errors import MAX_SHOWN_CHARS, InvalidRequest, bounded, from_validat
 from server.protocol.chat import ChatCompletionRequest, Message
 from server.protocol.completions import CompletionRequest
 from server.protocol.fields import Fields, GenerationFields
-from server.protocol.messages import CountTokensRequest
+from server.protocol.messages import CountTokensRequest, MessageRequest
 from server.protocol.responses import ResponseRequest
 
 T = TypeVar("T", bound=Fields)
@@ -71,6 +71,17 @@ _COMMON = {
     **{f"guided_{form}": Refusal(f"use structured_outputs.{form}") for form in ("json", "regex", "choice", "grammar")},
 }
 _CHAT_ONLY = Refusal("it is a field of /v1/chat/completions")
+_MESSAGES = {
+    **dict.fromkeys(("n", "stop", "response_format", "logprobs"), _CHAT_ONLY),
+    **dict.fromkeys(("diagnostics", "inference_geo"), _NOT_SERVED),
+    **dict.fromkeys(("user_profile_id", "workspace_id"), Refusal("there are no accounts")),
+    "prefill": Refusal("end the messages with the assistant's"),
+    "container": Refusal("there are no containers"),
+    "mcp_servers": Refusal("there are no built-in tools"),
+    "context_management": Refusal("contexts are not compacted"),
+    "output_format": Refusal("use output_config.format"),
+    "speed": Refusal("it is not served", (None, "standard")),
+}
 REFUSED: dict[type[Fields], Mapping[str, Refusal]] = {
     CompletionRequest: {
         **_COMMON,
@@ -91,17 +102,8 @@ REFUSED: dict[type[Fields], Mapping[str, Refusal]] = {
         "echo": Refusal("chat answers hold only the answer", (None, False)),
         "best_of": Refusal("it is a field of /v1/completions"),
     },
-    CountTokensRequest: {
-        **dict.fromkeys(("n", "stop", "response_format", "logprobs"), _CHAT_ONLY),
-        **dict.fromkeys(("diagnostics", "inference_geo"), _NOT_SERVED),
-        **dict.fromkeys(("user_profile_id", "workspace_id"), Refusal("there are no accounts")),
-        "prefill": Refusal("end the messages with the assistant's"),
-        "container": Refusal("there are no containers"),
-        "mcp_servers": Refusal("there are no built-in tools"),
-        "context_management": Refusal("contexts are not compacted"),
-        "output_format": Refusal("use output_config.format"),
-        "speed": Refusal("it is not served", (None, "standard")),
-    },
+    CountTokensRequest: _MESSAGES | {"max_tokens": Refusal("it is a field of /v1/messages")},  # no misspelt min_tokens
+    MessageRequest: _MESSAGES,
     ResponseRequest: {
         **_OPENAI,
         **dict.fromkeys(

@@ -70,6 +70,13 @@ def test_blocks_become_the_conversation(server: Any, client: anthropic.Anthropic
     assert client.messages.count_tokens(**fields).input_tokens == message.usage.input_tokens + found
 
 
+def test_counting_refuses_what_only_messages_have_by_its_name(server: Any) -> None:
+    body = {"model": server.model, "messages": HELLO}
+    refused = error(server.http.post(f"{PATH}/count_tokens", json={**body, "max_tokens": 5}), 400)
+    assert refused["message"] == "'max_tokens' is not supported: it is a field of /v1/messages."
+    assert server.http.post(PATH, json={**body, "max_tokens": 5}).status_code == 200
+
+
 def test_the_client_may_begin_the_answer(server: Any, client: anthropic.Anthropic) -> None:
     server.script("<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\nHello", " world")
     messages = [*HELLO, {"role": "assistant", "content": "Hello"}]
