@@ -25,7 +25,7 @@ from server.answer import ErrorResponse, json_response
 from server.auth import OPEN_PATHS, KeyGuard
 from server.description import DescribedApplication
 from server.edge import Edge
-from server.errors import APIError, InvalidRequest, MethodNotAllowed, NotFound, field_path, shown
+from server.errors import APIError, InvalidRequest, MethodNotAllowed, NotFound, from_validation, shown
 from server.generation import ClientGone
 from server.routes import cache, chat, completions, info, page, responses
 from server.routes.generating import CLIENT_CLOSED, IGNORED_HEADER
@@ -137,6 +137,4 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 async def _bad_query(_: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    first = error.errors()[0]
-    param = field_path(tuple(first["loc"][1:]))
-    return ErrorResponse(InvalidRequest(f"'{param}': {first['msg']}.", param=param))
+    return ErrorResponse(from_validation(error.errors(), place=1))  # behind "query"

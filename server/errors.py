@@ -23,14 +23,11 @@ or of the engine.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, ClassVar
+from typing import Any, ClassVar
 
 import orjson
-
-if TYPE_CHECKING:
-    from pydantic import ValidationError
 
 MAX_MESSAGE_CHARS = 1000
 MAX_SHOWN_CHARS = 60
@@ -44,7 +41,8 @@ _PYDANTIC_WORDS = (
     (re.compile(r"be None$"), "be null"),
     (re.compile(r"^Field required$"), "is required"),
     (re.compile(r"^Extra inputs are not permitted$"), "is not known"),
-    (re.compile(r" after validation, not .*"), ""),
+    (re.compile(r"( after validation, not|, unable to) .*"), ""),
+    (re.compile(r"^Unable to parse input string as an integer.*"), "must be a whole number of fewer digits"),
 )
 
 _ANTHROPIC_TYPES = {
@@ -207,11 +205,10 @@ def in_our_words(complaint: str) -> str:
     return complaint
 
 
-def from_validation(error: ValidationError) -> InvalidRequest:
-    """The first of pydantic's complaints, in our words."""
-    details = error.errors(include_url=False)
+def from_validation(details: Sequence[Mapping[str, Any]], place: int = 0) -> InvalidRequest:
+    """The first of pydantic's complaints, in our words. The field's path begins at `place` of their locations."""
     first = details[0]
-    param = bounded(field_path(first["loc"]), MAX_SHOWN_CHARS)
+    param = bounded(field_path(tuple(first["loc"][place:])), MAX_SHOWN_CHARS)
     if first["type"] == "missing":
         return missing(param)
     wanted = in_our_words(first["msg"])

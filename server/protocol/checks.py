@@ -125,7 +125,7 @@ def read(body: Mapping[str, object], model: type[T]) -> tuple[T, tuple[str, ...]
     try:
         return model.model_validate(body), unknown
     except ValidationError as error:
-        raise from_validation(error) from None
+        raise from_validation(error.errors(include_url=False)) from None
 
 
 def check_names(body: Mapping[str, object], model: type[Fields]) -> tuple[str, ...]:

@@ -115,6 +115,30 @@ def test_the_life_of_a_request_can_be_asked(server: Any) -> None:
     assert server.error(server.http.get("/debug/steps?limit=0"), 400)["param"] == "limit"
 
 
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [
+        ("/debug/cache?cells=5000", "'cells' must be less than or equal to 4096, not '5000'."),
+        ("/debug/cache?cells=-1", "'cells' must be greater than or equal to 0, not '-1'."),
+        (
+            "/debug/cache?limit=0&cells=5",
+            "'limit' must be greater than or equal to 1, not '0'.",
+        ),
+        ("/debug/requests?limit=1001", "'limit' must be less than or equal to 1000, not '1001'."),
+        ("/debug/requests?limit=1.5", "'limit' must be a whole number, not '1.5'."),
+        ("/debug/steps?limit=", "'limit' must be a whole number, not ''."),
+        ("/debug/steps?after=-1", "'after' must be greater than or equal to 0, not '-1'."),
+        (f"/debug/steps?after={'9' * 5000}", f"'after' must be a whole number of fewer digits, not '{'9' * 59}…'."),
+        ("/v1/responses/r/input_items?order=up", "'order' must be 'asc' or 'desc', not 'up'."),
+        ("/v1/responses/r?stream=maybe", "'stream' must be a boolean, not 'maybe'."),
+    ],
+)
+def test_a_wrong_parameter_of_a_query_is_named_in_a_sentence(server: Any, query: str, message: str) -> None:
+    error = server.error(server.http.get(query), 400)
+    assert error["message"] == message
+    assert error["param"] == message.split("'")[1]
+
+
 def raw(server: Any, path: str, header: str | None) -> tuple[int, dict[str, str], Any]:
     """A GET whose path and header are sent as they are."""
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
