@@ -41,7 +41,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if unknown:
                 hint = f"`octavo {namespace.command} --help` lists the flags"
                 parser.error(f"unexpected argument {unknown[0]!r}: {hint}")
-            return command(namespace)
+            code = command(namespace)
+            sys.stdout.flush()  # here a pipe that nobody reads is no traceback
+            return code
         refuse_unknown(unknown)
         flags = vars(namespace)
         if flags.pop("command") == "profile":

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import os
 import socket
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
+from scheduler.limits import Limits
 from server.cli import main
 
 ROOT = Path(__file__).parents[2]
@@ -90,6 +94,19 @@ def test_a_command_that_makes_no_sense_is_one_line(arguments: list[str], capsys:
     assert printed.out == ""
     assert printed.err.startswith("octavo: error: ")
     assert printed.err.count("\n") == 1
+
+
+def test_a_replay_that_nobody_reads_on_ends_without_a_traceback(tmp_path: Path) -> None:
+    limits = asdict(Limits(max_num_seqs=1, max_num_batched_tokens=16, max_model_len=16))
+    store = {"num_pages": 2, "page_size": 16, "max_sequences": 1}
+    journal = tmp_path / "journal"
+    journal.write_text(json.dumps({"kind": "start", "limits": limits, "store": store, "slots": 0}) + "\n")
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "server.cli", "replay", str(journal)]
+    result = subprocess.run(command, cwd=ROOT, env={}, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
+    assert (result.returncode, result.stderr) == (1, "")
 
 
 def test_help_and_version_are_there_at_once() -> None:
