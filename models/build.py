@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, cast
 
 from models.base import Runner
 from models.errors import KernelError
 from models.loading.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
+    from models.cpu.pages import KVDtype
     from models.cpu.weights import WeightFormat
 
 log = logging.getLogger("octavo.models")
@@ -40,7 +41,7 @@ def build_runner(
             from models.cpu.runner import CpuRunner
 
             weights = cast("WeightFormat", dtype if quantization == "none" else quantization)
-            kv = cast("Literal['bfloat16', 'float32']", kv_dtype)
+            kv = cast("KVDtype", kv_dtype)
             return CpuRunner(checkpoint, weights=weights, kv_dtype=kv, threads=threads, max_length=max_model_len)
         except KernelError as error:
             log.warning("%s; serving with torch operators, which are slower", error)

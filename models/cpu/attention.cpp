@@ -5,17 +5,27 @@
 
 namespace octavo {
 
-// Up to sixteen rows' scores against one block, score[t][r] being those of row r against tile t, to weights relative to
-// the rows' new tops. shrink[r] is what row r's earlier output must be multiplied by.
-template <class E>
-INLINE void softmax_block(f32x16 (*score)[TILE], int rows, float scale, bool masked, const int* slots, int start, int window,
-                          const Partial& state, E (*weight)[KEY_BLOCK], float* shrink) {
+// What the second product of a block reads: weights relative to the rows' new tops, what earlier output must be multiplied
+// by, and in int8 what a weight of 1 stands for.
+template <class E, int R>
+struct Weights {
+    std::conditional_t<EIGHT<E>, uint8_t, E> of[R][KEY_BLOCK];
+    float shrink[TILE], unit[TILE];
+};
+
+// The scores of up to R rows against one block, score[t][r] being those of row r against tile t, to weights. In int8 these
+// are multiplied by the values' scales, [tile].
+template <class E, int R>
+INLINE void softmax_block(f32x16 (*score)[R], int rows, float scale, bool masked, const int* slots, int start, int window,
+                          const Partial& state, const f32x16* scales, Weights<E, R>& weights) {
     constexpr int TILES = KEY_BLOCK / TILE;
     const i32x16 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     f32x16 highest[TILE] = {};
+#pragma GCC unroll 4
     for (int r = 0; r < rows; r++) {
         if (masked) {
             const int limit = slots[r] - start, from = window ? limit - window + 1 : -1;
+#pragma GCC unroll 4
             for (int t = 0; t < TILES; t++) {
                 const i32x16 key = lane + t * TILE;
                 score[t][r] = (key <= limit) & (key >= from) ? score[t][r] : splat(MASKED);
@@ -25,19 +35,35 @@ INLINE void softmax_block(f32x16 (*score)[TILE], int rows, float scale, bool mas
     }
     float tops[TILE] = {};
     std::memcpy(tops, state.top, rows * sizeof(float));
-    const f32x16 old = load<f32x16>(tops), top = max(old, maxima(highest) * splat(scale));
+    const f32x16 old = load<f32x16>(tops), top = max(old, maxima<R>(highest) * splat(scale));
     store(tops, top);
-    store(shrink, exp2_nonpositive<4>(old - top));
+    store(weights.shrink, exp2_nonpositive<4>(old - top));
     std::memcpy(state.top, tops, rows * sizeof(float));
+#pragma GCC unroll 4
     for (int r = 0; r < rows; r++) {
         const f32x16 minus = splat(-tops[r]);
         f32x16 p[TILES];
+#pragma GCC unroll 4
         for (int t = 0; t < TILES; t++) {
-            p[t] = exp2_nonpositive<4>(fma(score[t][r], splat(scale), minus));
-            Packed<E>::put(weight[r] + t * TILE, p[t]);
+            p[t] = exp2_nonpositive<EIGHT<E> ? 3 : 4>(fma(score[t][r], splat(scale), minus));
+            if constexpr (EIGHT<E>) score[t][r] = p[t] * scales[t];
+            else Packed<E>::put(weights.of[r] + t * TILE, p[t]);
         }
         float* mass = state.mass + (size_t)r * 16;
-        store(mass, fma(load<f32x16>(mass), splat(shrink[r]), (p[0] + p[1]) + (p[2] + p[3])));
+        store(mass, fma(load<f32x16>(mass), splat(weights.shrink[r]), (p[0] + p[1]) + (p[2] + p[3])));
+        if constexpr (EIGHT<E>) highest[r] = max(max(score[0][r], score[1][r]), max(score[2][r], score[3][r]));
+    }
+    if constexpr (EIGHT<E>) {
+        typedef uint8_t u8x16 __attribute__((vector_size(16)));
+        const f32x16 most = maxima<R>(highest);
+        float finer[TILE];
+        store(finer, most > 0.0f ? 255.0f / most : splat(0));
+        store(weights.unit, most * splat(1 / 255.0f));
+#pragma GCC unroll 4
+        for (int r = 0; r < rows; r++)
+#pragma GCC unroll 4
+            for (int t = 0; t < TILES; t++)
+                store(weights.of[r] + t * TILE, __builtin_convertvector(__builtin_convertvector(fma(score[t][r], splat(finer[r]), splat(0.5f)), i32x16), u8x16));
     }
 }
 
@@ -60,38 +86,60 @@ struct Block {
     }
 };
 
-// R rows against one block of 64 keys that starts at slot `start`. Pages lie anywhere, so nobody else would fetch the next
-// block in time; after a unit's last one that is the `follower`.
+// R rows against one block of 64 keys that starts at slot `start`. Pages lie anywhere, so nobody else would fetch the block
+// that comes next in time.
 template <class E, int R, int NV>
-__attribute__((noinline)) void attend_block(const KV<E>& kv, const int32_t* table, int kv_head, const QueryTile<E>& q, int row,
-                                            int start, const Block& follower, const Partial& state) {
+__attribute__((noinline)) void attend_block(const KV<E>& kv, const QueryTile<E>& q, int row, int start, const Block& here, const Block& ahead,
+                                            const Partial& state) {
+    typedef typename Packed<E>::Sum Sum;
     constexpr int P = Packed<E>::pair, TILES = KEY_BLOCK / TILE;
-    const float scale = 1.44269504f / std::sqrt((float)kv.dim);  // log2(e) / sqrt(dim): exponentials are powers of two
-    int last = 0, first = 1 << 30;
-    for (int r = 0; r < R; r++) last = q.slot[row + r] > last ? q.slot[row + r] : last, first = q.slot[row + r] < first ? q.slot[row + r] : first;
+    if (kv.dim < TILE) __builtin_unreachable();
+    const int first = q.slot[row], last = q.slot[row + R - 1];
     const int tiles = last - start >= KEY_BLOCK - 1 ? TILES : (last - start) / TILE + 1;
-    const Block here = Block::at(kv, table, kv_head, start, last);
-    const Block ahead = start + KEY_BLOCK <= last ? Block::at(kv, table, kv_head, start + KEY_BLOCK, last) : follower;
-    f32x16 score[TILES][TILE];
-    for (int t = 0; t < TILES; t++)
-        for (int r = 0; r < R; r++) score[t][r] = f32x16{};
+    f32x16 score[TILES][R], scales[TILES];
+    Sum sums[TILES][R];
+#pragma GCC unroll 4
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+        for (int t = 0; t < TILES; t++) {
+            sums[t][r] = Sum{};
+            if constexpr (EIGHT<E>) sums[t][r] = sums[t][r] + load<int32_t>(q.query[row + r] + kv.dim + sizeof(float));
+        }
     for (int d = 0; d < kv.dim; d += P) {
 #pragma GCC unroll 4
         for (int t = 0; t < TILES; t++) {
             const E* key = kv.keys + here.tile[t] + (size_t)d * TILE;
             ahead.fetch(kv.keys, t, d * TILE, P * TILE);
 #pragma GCC unroll 4
-            for (int r = 0; r < R; r++) score[t][r] = Packed<E>::dot(score[t][r], key, q.query[row + r] + d);
+            for (int r = 0; r < R; r++)
+                if constexpr (EIGHT<E>) sums[t][r] = dot_u8(sums[t][r], load<u8x64>(key), q.query[row + r] + d);
+                else sums[t][r] = Packed<E>::dot(sums[t][r], key, q.query[row + r] + d);
+        }
+    }
+#pragma GCC unroll 4
+    for (int t = 0; t < TILES; t++) {
+        if constexpr (EIGHT<E>) {
+            ahead.fetch(kv.keys, t, TILE * kv.dim, 1), ahead.fetch(kv.values, t, TILE * kv.dim, 1);
+            scales[t] = load<f32x16>(kv.values + here.tile[t] + TILE * kv.dim);
+            const f32x16 units = load<f32x16>(kv.keys + here.tile[t] + TILE * kv.dim) * splat(kv.scale);
+#pragma GCC unroll 4
+            for (int r = 0; r < R; r++) score[t][r] = to_float(sums[t][r]) * (units * splat(load<float>(q.query[row + r] + kv.dim)));
+        } else {
+#pragma GCC unroll 4
+            for (int r = 0; r < R; r++) score[t][r] = sums[t][r];
         }
     }
     const bool masked = first - start < KEY_BLOCK - 1 || (kv.window && last - start >= kv.window);
-    E weight[R][KEY_BLOCK];
-    float shrink[TILE];
-    softmax_block(score, R, scale, masked, q.slot + row, start, kv.window, state, weight, shrink);
+    Weights<E, R> weights;
+    softmax_block<E, R>(score, R, EIGHT<E> ? 1.0f : kv.scale, masked, q.slot + row, start, kv.window, state, scales, weights);
     for (int d = 0; d < kv.dim; d += 16 * NV) {
-        f32x16 acc[R][NV];
+        Sum acc[R][NV];
+#pragma GCC unroll 4
         for (int r = 0; r < R; r++)
-            for (int v = 0; v < NV; v++) acc[r][v] = load<f32x16>(state.out + (size_t)r * kv.dim + d + 16 * v) * splat(shrink[r]);
+#pragma GCC unroll 4
+            for (int v = 0; v < NV; v++)
+                if constexpr (EIGHT<E>) acc[r][v] = Sum{};
+                else acc[r][v] = load<f32x16>(state.out + (size_t)r * kv.dim + d + 16 * v) * splat(weights.shrink[r]);
         for (int t = 0; t < tiles; t++)
             for (int k = 0; k < TILE; k += P) {
                 const E* value = kv.values + here.tile[t] + (size_t)k * kv.dim + (size_t)d * P;
@@ -99,22 +147,29 @@ __attribute__((noinline)) void attend_block(const KV<E>& kv, const int32_t* tabl
 #pragma GCC unroll 4
                 for (int v = 0; v < NV; v++)
 #pragma GCC unroll 4
-                    for (int r = 0; r < R; r++) acc[r][v] = Packed<E>::dot(acc[r][v], value + 16 * v * P, &weight[r][t * TILE + k]);
+                    for (int r = 0; r < R; r++)
+                        if constexpr (EIGHT<E>) acc[r][v] = dot_i8(acc[r][v], &weights.of[r][t * TILE + k], load<u8x64>(value + 16 * v * P));
+                        else acc[r][v] = Packed<E>::dot(acc[r][v], value + 16 * v * P, &weights.of[r][t * TILE + k]);
             }
+#pragma GCC unroll 4
         for (int r = 0; r < R; r++)
-            for (int v = 0; v < NV; v++) store(state.out + (size_t)r * kv.dim + d + 16 * v, acc[r][v]);
+#pragma GCC unroll 4
+            for (int v = 0; v < NV; v++) {
+                float* out = state.out + (size_t)r * kv.dim + d + 16 * v;
+                if constexpr (EIGHT<E>) store(out, fma(to_float(acc[r][v]), splat(weights.unit[r]), load<f32x16>(out) * splat(weights.shrink[r])));
+                else store(out, acc[r][v]);
+            }
     }
 }
 
 template <class E, int NV>
-INLINE void attend_rows(const KV<E>& kv, const int32_t* table, int kv_head, const QueryTile<E>& q, int row, int rows, int start,
-                        const Block& follower, const Partial& whole) {
+INLINE void attend_rows(const KV<E>& kv, const QueryTile<E>& q, int row, int start, const Block& here, const Block& ahead, const Partial& whole) {
     const Partial s = whole.from(row, kv.dim);
-    switch (rows) {
-        case 1: return attend_block<E, 1, NV>(kv, table, kv_head, q, row, start, follower, s);
-        case 2: return attend_block<E, 2, NV>(kv, table, kv_head, q, row, start, follower, s);
-        case 3: return attend_block<E, 3, NV>(kv, table, kv_head, q, row, start, follower, s);
-        default: return attend_block<E, 4, NV>(kv, table, kv_head, q, row, start, follower, s);
+    switch (q.rows - row) {
+        case 1: return attend_block<E, 1, NV>(kv, q, row, start, here, ahead, s);
+        case 2: return attend_block<E, 2, NV>(kv, q, row, start, here, ahead, s);
+        case 3: return attend_block<E, 3, NV>(kv, q, row, start, here, ahead, s);
+        default: return attend_block<E, 4, NV>(kv, q, row, start, here, ahead, s);
     }
 }
 
@@ -126,9 +181,7 @@ void attend_block_amx(const KV<bf16>& kv, const int32_t* table, int kv_head, con
     constexpr int TILES = KEY_BLOCK / TILE;
     alignas(64) f32x16 score[TILES][TILE];
     alignas(64) float product[TILE][TILE];
-    alignas(64) bf16 weight[TILE][KEY_BLOCK];
-    float shrink[TILE];
-    const float scale = 1.44269504f / std::sqrt((float)kv.dim);
+    alignas(64) Weights<bf16, TILE> weights;
     int last = 0, first = 1 << 30;
     for (int r = 0; r < rows; r++) last = slots[r] > last ? slots[r] : last, first = slots[r] < first ? slots[r] : first;
     const int tiles = last - start >= KEY_BLOCK - 1 ? TILES : (last - start) / TILE + 1;
@@ -155,19 +208,19 @@ void attend_block_amx(const KV<bf16>& kv, const int32_t* table, int kv_head, con
     _tile_stored(2, score[2], 64);
     _tile_stored(3, score[3], 64);
     const bool masked = first - start < KEY_BLOCK - 1 || (kv.window && last - start >= kv.window);
-    softmax_block(score, rows, scale, masked, slots, start, kv.window, state, weight, shrink);
+    softmax_block<bf16, TILE>(score, rows, kv.scale, masked, slots, start, kv.window, state, nullptr, weights);
     for (int d = 0; d < kv.dim; d += 16) {
         _tile_zero(0);
         for (int t = 0; t < tiles; t++) {
             ahead.fetch(kv.values, t, d * TILE, 16 * TILE);
-            TILE_LOAD(6, weight[0] + t * TILE, KEY_BLOCK * 2);
+            TILE_LOAD(6, weights.of[0] + t * TILE, KEY_BLOCK * 2);
             TILE_LOAD(7, kv.values + here.tile[t] + (size_t)d * 2, kv.dim * 4);
             _tile_dpbf16ps(0, 6, 7);
         }
         _tile_stored(0, product, 64);
         for (int r = 0; r < rows; r++) {
             float* out = state.out + (size_t)r * kv.dim + d;
-            store(out, fma(load<f32x16>(out), splat(shrink[r]), load<f32x16>(product[r])));
+            store(out, fma(load<f32x16>(out), splat(weights.shrink[r]), load<f32x16>(product[r])));
         }
     }
 }
@@ -211,16 +264,18 @@ inline void attend_split(const KV<E>& kv, const int32_t* table, int kv_head, con
                          const Block& follower, const Partial& state) {
     state.clear(q.rows, kv.dim);
     if (on_tiles(kv)) return attend_split_amx(kv, table, kv_head, q, split, follower, state);
-    for (int start = split * SPLIT; start < (split + 1) * SPLIT; start += KEY_BLOCK)
+    const int end = q.slot[q.rows - 1];  // rows are in order
+    for (int start = split * SPLIT; start < (split + 1) * SPLIT && start <= end; start += KEY_BLOCK) {
+        const Block here = Block::at(kv, table, kv_head, start, end);
+        const Block ahead = start + KEY_BLOCK <= end ? Block::at(kv, table, kv_head, start + KEY_BLOCK, end) : follower;
         for (int row = 0; row < q.rows; row += 4) {
-            const int rows = q.rows - row < 4 ? q.rows - row : 4;
-            int last = 0, first = 1 << 30;
-            for (int r = row; r < row + rows; r++) last = q.slot[r] > last ? q.slot[r] : last, first = q.slot[r] < first ? q.slot[r] : first;
+            const int first = q.slot[row], last = q.slot[row + 3 < q.rows ? row + 3 : q.rows - 1];
             if (start > last || (kv.window && start + KEY_BLOCK <= first - kv.window + 1)) continue;
-            if (kv.dim % 64 == 0) attend_rows<E, 4>(kv, table, kv_head, q, row, rows, start, follower, state);
-            else if (kv.dim % 32 == 0) attend_rows<E, 2>(kv, table, kv_head, q, row, rows, start, follower, state);
-            else attend_rows<E, 1>(kv, table, kv_head, q, row, rows, start, follower, state);
+            if (kv.dim % 64 == 0) attend_rows<E, 4>(kv, q, row, start, here, ahead, state);
+            else if (kv.dim % 32 == 0) attend_rows<E, 2>(kv, q, row, start, here, ahead, state);
+            else attend_rows<E, 1>(kv, q, row, start, here, ahead, state);
         }
+    }
 }
 
 // total <- total joined with part, both relative to their own tops.
@@ -241,7 +296,7 @@ inline void fill_tile(const KV<E>& kv, const AttentionStep<E>& step, const Unit&
     q.rows = 0;
     for (int i = u.first; i < u.first + u.count; i++)
         for (int g = 0; g < shared; g++, q.rows++) {
-            q.query[q.rows] = step.query + ((size_t)(begin + i) * kv.heads + u.kv_head * shared + g) * kv.dim;
+            q.query[q.rows] = step.query + ((size_t)(begin + i) * kv.heads + u.kv_head * shared + g) * query_size<E>(kv.dim);
             q.slot[q.rows] = step.lengths[u.sequence] - n + i;
         }
 }
@@ -294,6 +349,8 @@ void attention(Pool& pool, const KV<E>& kv, const AttentionStep<E>& step, const 
 
 template void attention<bf16>(Pool&, const KV<bf16>&, const AttentionStep<bf16>&, const std::vector<Unit>&, const std::vector<Unit>&, Scratch&,
                               std::vector<Scratch>&, int);
+template void attention<int8_t>(Pool&, const KV<int8_t>&, const AttentionStep<int8_t>&, const std::vector<Unit>&, const std::vector<Unit>&, Scratch&,
+                                std::vector<Scratch>&, int);
 template void attention<float>(Pool&, const KV<float>&, const AttentionStep<float>&, const std::vector<Unit>&, const std::vector<Unit>&, Scratch&,
                                std::vector<Scratch>&, int);
 

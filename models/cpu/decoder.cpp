@@ -20,8 +20,10 @@ struct Layer {
     int32_t window, group;
 };
 
+enum KVFormat : int32_t { KV_BF16 = 0, KV_F32 = 1, KV_INT8 = 2 };
+
 struct Model {
-    int32_t hidden, intermediate, layers, heads, kv_heads, dim, vocab, page_size, kv_float32;
+    int32_t hidden, intermediate, layers, heads, kv_heads, dim, vocab, page_size, kv_format;  // kv_format: of KVFormat
     float eps;
     const float *cosine, *sine;  // [positions, dim / 2]
     const float* final_norm;
@@ -160,15 +162,21 @@ INLINE void rotate_head(const float* in, const float* norm, float eps, const flo
 }
 
 template <class E>
+KV<E> kv_of(const Model& m, const Layer& layer) {
+    return {(E*)layer.keys, (E*)layer.values, m.heads, m.kv_heads, m.dim, m.page_size, layer.window};
+}
+
+template <class E>
 void place_row(const Model& m, const Layer& layer, const KV<E>& kv, Workspace& w, const Step& s, int r) {
     const int q = m.heads * m.dim, width = q + 2 * m.kv_heads * m.dim;
+    const size_t size = query_size<E>(m.dim);
     const float* row = w.qkv.data() + (size_t)r * width;
     const float *cosine = m.cosine + (size_t)s.positions[r] * (m.dim / 2), *sine = m.sine + (size_t)s.positions[r] * (m.dim / 2);
     float head[MAX_DIM];
-    E* query = (E*)w.query.data() + (size_t)r * q;
+    E* query = (E*)w.query.data() + (size_t)r * m.heads * size;
     for (int h = 0; h < m.heads; h++) {
         rotate_head(row + h * m.dim, layer.q_norm, m.eps, cosine, sine, m.dim, head);
-        for (int d = 0; d < m.dim; d += 16) Packed<E>::put(query + h * m.dim + d, load<f32x16>(head + d));
+        write_query(head, m.dim, query + h * size);
     }
     const int32_t page = s.tables[layer.group][(size_t)w.sequence[r] * s.table_stride + w.slot[r] / m.page_size];
     for (int h = 0; h < m.kv_heads; h++) {
@@ -217,7 +225,7 @@ void after_attention(const Team& team, Workspace& w, const Model& m, const Layer
 // The residual and the query of the rows with logits, to the front: in order, none is overwritten before it is read.
 template <class E>
 void gather_rows(Workspace& w, const Model& m, const Step& s) {
-    const size_t query = (size_t)m.heads * m.dim;
+    const size_t query = m.heads * query_size<E>(m.dim);
     for (int i = 0; i < s.logits; i++) {
         std::memmove(w.x.data() + (size_t)i * m.hidden, w.x.data() + (size_t)s.logit_rows[i] * m.hidden, m.hidden * sizeof(float));
         std::memmove((E*)w.query.data() + i * query, (E*)w.query.data() + s.logit_rows[i] * query, query * sizeof(E));
@@ -233,7 +241,7 @@ template <class E>
 void run_layer(Engine& e, const Model& m, const Layer& layer, const Step& s, bool last, int thread) {
     Workspace& w = e.work;
     const bool fewer = last && !w.last_starts.empty();
-    const KV<E> kv{(E*)layer.keys, (E*)layer.values, m.heads, m.kv_heads, m.dim, m.page_size, layer.window};
+    const KV<E> kv = kv_of<E>(m, layer);
     const AttentionStep<E> step{fewer ? w.last_starts.data() : s.query_starts, s.lengths, s.tables[layer.group], s.sequences, s.table_stride,
                                 (E*)w.query.data(), w.attended.data()};
     const Team all{&e.pool}, alone{nullptr};
@@ -302,12 +310,12 @@ void plan_rows(Engine& e, const Model& m, const Step& s) {
 }
 
 template <class E>
-void copy_pages(const Model& m, const Layer& layer, const Step& s) {
-    const size_t page = (size_t)m.page_size * m.kv_heads * m.dim;
+void copy_pages(const KV<E>& kv, const Layer& layer, const Step& s) {
+    const size_t page = kv.page_bytes() / sizeof(E);
     for (int c = 0; c < s.copy_counts[layer.group]; c++) {
         const int32_t from = s.copies[layer.group][2 * c], to = s.copies[layer.group][2 * c + 1];
-        std::memcpy((E*)layer.keys + to * page, (E*)layer.keys + from * page, page * sizeof(E));
-        std::memcpy((E*)layer.values + to * page, (E*)layer.values + from * page, page * sizeof(E));
+        std::memcpy(kv.keys + to * page, kv.keys + from * page, page * sizeof(E));
+        std::memcpy(kv.values + to * page, kv.values + from * page, page * sizeof(E));
     }
 }
 
@@ -317,15 +325,21 @@ void attend_rows_only(Engine& e, const Model& m, const Layer& layer, const Step&
     w.fit(m, s, e.pool.threads());
     plan_rows(e, m, s);
     const int q = m.heads * m.dim, width = q + 2 * m.kv_heads * m.dim;
-    const KV<E> kv{(E*)layer.keys, (E*)layer.values, m.heads, m.kv_heads, m.dim, m.page_size, layer.window};
-    copy_pages<E>(m, layer, s);
+    const KV<E> kv = kv_of<E>(m, layer);
+    copy_pages(kv, layer, s);
     e.run([&](int thread) {
         e.pool.loop(s.rows, 4, [&](int r) {
             const float* row = rows + (size_t)r * width;
-            for (int d = 0; d < q; d++) ((E*)w.query.data())[(size_t)r * q + d] = Packed<E>::one(row[d]);
+            float head[MAX_DIM];
+            for (int h = 0; h < m.heads; h++) {
+                std::memcpy(head, row + h * m.dim, m.dim * sizeof(float));
+                write_query(head, m.dim, (E*)w.query.data() + ((size_t)r * m.heads + h) * query_size<E>(m.dim));
+            }
             const int32_t page = s.tables[layer.group][(size_t)w.sequence[r] * s.table_stride + w.slot[r] / m.page_size];
-            for (int h = 0; h < m.kv_heads; h++)
-                write_kv(kv, page, h, w.slot[r] % m.page_size, row + q + h * m.dim, row + q + (m.kv_heads + h) * m.dim);
+            for (int h = 0; h < m.kv_heads; h++) {
+                std::memcpy(head, row + q + h * m.dim, m.dim * sizeof(float));
+                write_kv(kv, page, h, w.slot[r] % m.page_size, head, row + q + (m.kv_heads + h) * m.dim);
+            }
         });
         attention(e.pool, kv, AttentionStep<E>{s.query_starts, s.lengths, s.tables[layer.group], s.sequences, s.table_stride, (E*)w.query.data(), out},
                   w.units, w.folds, w.shared, w.own, thread);
@@ -338,7 +352,7 @@ void run_step(Engine& e, const Model& m, const Step& s) {
     w.fit(m, s, e.pool.threads());
     plan_rows(e, m, s);
     e.run([&](int thread) {
-        e.pool.loop(m.layers, 1, [&](int l) { copy_pages<E>(m, m.layer[l], s); });
+        e.pool.loop(m.layers, 1, [&](int l) { copy_pages(kv_of<E>(m, m.layer[l]), m.layer[l], s); });
         e.pool.loop(s.rows, 4, [&](int r) { unpack_row(m.embedding, s.tokens[r], w.x.data() + (size_t)r * m.hidden); });
         for (int l = 0; l < m.layers; l++) run_layer<E>(e, m, m.layer[l], s, l == m.layers - 1, thread);
         finish_rows(e, m, s, thread);
@@ -358,8 +372,11 @@ void octavo_engine_free(void* e) { delete (Engine*)e; }
 
 void octavo_step(void* engine, const Model* model, const Step* step) {
     Engine& e = *(Engine*)engine;
-    if (model->kv_float32) run_step<float>(e, *model, *step);
-    else run_step<bf16>(e, *model, *step);
+    switch (model->kv_format) {
+        case KV_F32: return run_step<float>(e, *model, *step);
+        case KV_INT8: return run_step<int8_t>(e, *model, *step);
+        default: return run_step<bf16>(e, *model, *step);
+    }
 }
 
 // The same without waiting for it: `descriptor`, an eventfd, counts one up when it is done.
@@ -389,8 +406,11 @@ void octavo_pack(void* engine, int kind, const uint8_t* data, size_t row_bytes, 
 // RoPE, keys and values are written to the pages first. out [rows, heads * dim].
 void octavo_attend(void* engine, const Model* model, const Layer* layer, const Step* step, const float* rows, float* out) {
     Engine& e = *(Engine*)engine;
-    if (model->kv_float32) attend_rows_only<float>(e, *model, *layer, *step, rows, out);
-    else attend_rows_only<bf16>(e, *model, *layer, *step, rows, out);
+    switch (model->kv_format) {
+        case KV_F32: return attend_rows_only<float>(e, *model, *layer, *step, rows, out);
+        case KV_INT8: return attend_rows_only<int8_t>(e, *model, *layer, *step, rows, out);
+        default: return attend_rows_only<bf16>(e, *model, *layer, *step, rows, out);
+    }
 }
 
 // x [rows, ins] float times one packed matrix, for tests and for measuring.

@@ -79,7 +79,7 @@ class Model(Structure):
         ("dim", c_int32),
         ("vocab", c_int32),
         ("page_size", c_int32),
-        ("kv_float32", c_int32),
+        ("kv_format", c_int32),
         ("eps", c_float),
         ("cosine", c_void_p),
         ("sine", c_void_p),

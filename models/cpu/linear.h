@@ -108,7 +108,7 @@ inline void quantise_row(const Rows& rows, int r, float top, bool even) {
         const int count = groups - first < 16 ? groups - first : 16;
         f32x16 tops[16] = {};
         for (int g = 0; g < count; g++) tops[g] = max(abs(load<f32x16>(x + GROUP * (first + g))), abs(load<f32x16>(x + GROUP * (first + g) + 16)));
-        const f32x16 room = top / maxima(tops);
+        const f32x16 room = top / maxima<16>(tops);
         const i32x16 exponent = (i32x16)((u32x16)room >> 23) - 127, halvings = exponent < FINEST ? exponent : i32x16{} + FINEST;
         const f32x16 most = splat(1 << FINEST), power = even ? (f32x16)((halvings + 127) << 23) : room < most ? room : most;
         float finer[16], factor[16];

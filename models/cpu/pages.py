@@ -5,13 +5,15 @@ One arena, two halves a layer. One thread at a time uses it.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from models.base import U8
 from models.config import ModelConfig
 from models.cpu import library as lib
 from models.cpu.memory import Arena, aligned
 
+KVDtype = Literal["bfloat16", "float32", "int8"]
+KV_FORMATS: dict[str, int] = {"bfloat16": 0, "float32": 1, "int8": 2}  # KVFormat of decoder.cpp
 TILE = 16  # tokens that attention.h keeps together; a page is a whole number of tiles
 
 
@@ -25,9 +27,9 @@ class NativePages:
     memory: Arena
     halves: U8  # [2 * layers, pages, bytes]
 
-    def __init__(self, config: ModelConfig, *, float32: bool, threads: int) -> None:
+    def __init__(self, config: ModelConfig, *, kv_dtype: KVDtype, threads: int) -> None:
         self.library = lib.load_library()
-        self.config, self.float32 = config, float32
+        self.config, self.kv_dtype = config, kv_dtype
         self.engine = self.library.octavo_engine(threads)
         self.host: NativePages | None = None  # whose threads these are
 
@@ -50,7 +52,8 @@ class NativePages:
     def page_bytes(self, page_size: int) -> int:
         """Bytes of one page over all layers."""
         c = self.config
-        return c.num_layers * 2 * c.num_kv_heads * page_size * c.head_dim * (4 if self.float32 else 2)
+        head = {"float32": 4 * c.head_dim, "bfloat16": 2 * c.head_dim, "int8": c.head_dim + 4}[self.kv_dtype]
+        return c.num_layers * 2 * c.num_kv_heads * page_size * head
 
     def allocate(self, num_pages: int, page_size: int) -> None:
         """Take the memory and point the layers' structures at it. Raises ValueError unless tiles fill a page."""

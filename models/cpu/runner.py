@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from typing import Literal
 
 import numpy as np
 
 from models.base import F32, Batch, StepOutput
 from models.cpu import library as lib
-from models.cpu.pages import NativePages
+from models.cpu.pages import KV_FORMATS, KVDtype, NativePages
 from models.cpu.sampling_abi import empty_output, sampling_view
 from models.cpu.weights import PackedWeights, WeightFormat
 from models.loading.checkpoint import Checkpoint
@@ -28,11 +27,11 @@ class CpuRunner(NativePages):
         checkpoint: Checkpoint,
         *,
         weights: WeightFormat,
-        kv_dtype: Literal["bfloat16", "float32"],
+        kv_dtype: KVDtype,
         threads: int,
         max_length: int,
     ) -> None:
-        super().__init__(checkpoint.config, float32=kv_dtype == "float32", threads=threads)
+        super().__init__(checkpoint.config, kv_dtype=kv_dtype, threads=threads)
         self.weights = PackedWeights(checkpoint, weights, self.engine)
         self.layers = self.weights.layers
         self.cosine, self.sine = rope_tables(self.config, max_length)
@@ -45,7 +44,7 @@ class CpuRunner(NativePages):
             kv_heads=c.num_kv_heads,
             dim=c.head_dim,
             vocab=c.vocab_size,
-            kv_float32=self.float32,
+            kv_format=KV_FORMATS[kv_dtype],
             eps=c.norm_eps,
             cosine=self.cosine.ctypes.data,
             sine=self.sine.ctypes.data,

@@ -99,7 +99,19 @@ INLINE V lanes_of(const V* rows, const F& join) {
     return lanes;
 #endif
 }
-INLINE f32x16 maxima(const f32x16* rows) { return lanes_of(rows, [](f32x16 a, f32x16 b) { return max(a, b); }); }
+// The largest of each of `ROWS` vectors, in lane r; of at most four, rows[0 .. 3] are read, and lanes 4 and on repeat them.
+template <int ROWS>
+INLINE f32x16 maxima(const f32x16* rows) {
+#if defined(__AVX512F__)
+    if constexpr (ROWS <= 4) {
+        auto unpacked = [](f32x16 x, f32x16 y) { return max((f32x16)_mm512_unpacklo_ps((__m512)x, (__m512)y), (f32x16)_mm512_unpackhi_ps((__m512)x, (__m512)y)); };
+        f32x16 v = unpacked(unpacked(rows[0], rows[2]), unpacked(rows[1], rows[3]));
+        v = max(v, (f32x16)_mm512_shuffle_f32x4((__m512)v, (__m512)v, 0x4e));
+        return max(v, (f32x16)_mm512_shuffle_f32x4((__m512)v, (__m512)v, 0xb1));
+    }
+#endif
+    return lanes_of(rows, [](f32x16 a, f32x16 b) { return max(a, b); });
+}
 INLINE float maximum(f32x16 v) {
 #if defined(__AVX512F__)
     return _mm512_reduce_max_ps((__m512)v);
@@ -111,17 +123,22 @@ INLINE float maximum(f32x16 v) {
 }
 
 // 2^x for x <= 0: the integer part goes to the exponent, the fraction to a polynomial (minimax on [-1/2, 1/2], relative
-// error below 3e-6 with degree 4, 2e-7 with degree 6). 0 below about -126.
+// error below 8e-05 with degree 3, 3e-6 with degree 4, 2e-7 with degree 6). 0 below about -126.
 template <int DEGREE>
 INLINE f32x16 exp2_nonpositive(f32x16 x) {
-    static_assert(DEGREE == 4 || DEGREE == 6);
+    static_assert(DEGREE == 3 || DEGREE == 4 || DEGREE == 6);
 #if defined(__AVX512F__)
     const f32x16 whole = (f32x16)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC), f = x - whole;
 #else
     const f32x16 whole = round_even(max(x, splat(-127.0f))), f = max(x, splat(-127.0f)) - whole;
 #endif
     f32x16 p;
-    if constexpr (DEGREE == 4) {
+    if constexpr (DEGREE == 3) {
+        p = splat(5.5171669e-02f);
+        p = fma(p, f, splat(2.4261112e-01f));
+        p = fma(p, f, splat(6.9326099e-01f));
+        p = fma(p, f, splat(9.9992807e-01f));
+    } else if constexpr (DEGREE == 4) {
         p = splat(9.58279e-3f);
         p = fma(p, f, splat(5.590628e-2f));
         p = fma(p, f, splat(2.4024099e-1f));
@@ -217,6 +234,30 @@ INLINE i32x16 dot_u8(i32x16 acc, u8x64 w, const int8_t* a) {
 #endif
 }
 
+// acc[lane] += sum over j < 4 of a[j] * v[4 lane + j]: four unsigned numbers shared by all lanes, signed ones of each.
+INLINE i32x16 dot_i8(i32x16 acc, const uint8_t* a, u8x64 v) {
+    int32_t quad;
+    std::memcpy(&quad, a, 4);
+#if defined(__AVX512VNNI__)
+    return (i32x16)_mm512_dpbusd_epi32((__m512i)acc, _mm512_set1_epi32(quad), (__m512i)v);
+#elif defined(__AVX2__)
+    const __m256i q = _mm256_set1_epi32(quad), even = _mm256_and_si256(q, _mm256_set1_epi16(0xff)), odd = _mm256_srli_epi16(q, 8);
+    __m256i half[2], out[2];
+    std::memcpy(half, &v, 64);
+    std::memcpy(out, &acc, 64);
+    for (int i = 0; i < 2; i++) {
+        __m256i lo = _mm256_srai_epi16(_mm256_slli_epi16(half[i], 8), 8), hi = _mm256_srai_epi16(half[i], 8);
+        out[i] = _mm256_add_epi32(out[i], _mm256_add_epi32(_mm256_madd_epi16(lo, even), _mm256_madd_epi16(hi, odd)));
+    }
+    std::memcpy(&acc, out, 64);
+    return acc;
+#else
+    for (int lane = 0; lane < 16; lane++)
+        for (int j = 0; j < 4; j++) acc[lane] += (int32_t)a[j] * (int32_t)(int8_t)v[4 * lane + j];
+    return acc;
+#endif
+}
+
 // Every lane times 2^count. (Left to itself the compiler moves the count through two registers.)
 INLINE i32x16 shift_left(i32x16 v, int32_t count) {
 #if defined(__AVX512F__)
@@ -245,6 +286,27 @@ INLINE f32x16 dot_bf16(f32x16 acc, u32x16 w, uint32_t pair) {
     acc = fma(lo, splat(bf16_to_float((bf16)pair)), acc);
     return fma(hi, splat(bf16_to_float((bf16)(pair >> 16))), acc);
 #endif
+}
+
+// x H over blocks of the largest power of two that divides `count` (a multiple of sixteen), H being that Hadamard matrix of
+// ones and minus ones: scaled by the root of the block it is a rotation, which spreads what one number holds over all.
+// Returns the block.
+INLINE int hadamard(float* x, int count) {
+    const int block = count & -count;
+    for (int i = 0; i < count; i += 16) {
+        f32x16 v = load<f32x16>(x + i);
+        const i32x16 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+#pragma GCC unroll 4
+        for (int h = 1; h < 16; h *= 2) v = fma(v, (lane & h) ? splat(-1.0f) : splat(1.0f), __builtin_shuffle(v, lane ^ h));
+        store(x + i, v);
+    }
+    for (int h = 16; h < block; h *= 2)
+        for (int i = 0; i < count; i += 2 * h)
+            for (int j = i; j < i + h; j += 16) {
+                const f32x16 a = load<f32x16>(x + j), b = load<f32x16>(x + j + h);
+                store(x + j, a + b), store(x + j + h, a - b);
+            }
+    return block;
 }
 
 }  // namespace octavo

@@ -9,16 +9,16 @@ import torch
 from models.base import Batch
 from models.config import ModelConfig
 from models.cpu import library as lib
-from models.cpu.pages import NativePages
+from models.cpu.pages import KV_FORMATS, KVDtype, NativePages
 from models.cpu.weights import check_shape
 
 
 class CpuAttention(NativePages):
     """See `TorchAttention`; pages as attention.h lays them out."""
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype, threads: int) -> None:
+    def __init__(self, config: ModelConfig, kv_dtype: KVDtype, threads: int) -> None:
         check_shape(config)
-        super().__init__(config, float32=dtype == torch.float32, threads=threads)
+        super().__init__(config, kv_dtype=kv_dtype, threads=threads)
         self.layers = (lib.Layer * config.num_layers)()
         for layer, window in zip(self.layers, config.windows, strict=True):
             layer.window = window or 0
@@ -27,7 +27,7 @@ class CpuAttention(NativePages):
             kv_heads=config.num_kv_heads,
             dim=config.head_dim,
             layers=config.num_layers,
-            kv_float32=self.float32,
+            kv_format=KV_FORMATS[kv_dtype],
         )
 
     def begin(self, batch: Batch) -> None:
