@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from config.errors import ConfigError
-from config.facts import ITEM_BYTES, ModelFacts
+from config.facts import ModelFacts
 from config.settings import Settings
 from config.sizes import format_size
 from config.speculative import SpeculativeConfig
@@ -76,7 +76,7 @@ def plan_drafting(
                 "use --quantization none, or another method"
             )
     else:
-        page_bytes = page_size * facts.kv_numbers_per_token * ITEM_BYTES[kv_dtype]
+        page_bytes = page_size * facts.kv_token_bytes(kv_dtype)
         num_pages = max(0, asked.kv_memory.of(free - weight_bytes)) // page_bytes
     if weight_bytes + num_pages * page_bytes > free or (draft is not None and not num_pages):
         raise ConfigError(

@@ -19,6 +19,12 @@ class ModelFacts:
     parameters: int
     max_position: int  # tokens of the longest context
     kv_numbers_per_token: int  # keys and values of one token over all layers
+    head_dim: int  # numbers of a key or value that share a scale where these are in int8
+
+    def kv_token_bytes(self, kv_dtype: str) -> int:
+        """Bytes of one token's keys and values; in int8 with a float32 scale for each of every head."""
+        numbers = self.kv_numbers_per_token
+        return numbers + 4 * numbers // self.head_dim if kv_dtype == "int8" else numbers * ITEM_BYTES[kv_dtype]
 
     def weight_bytes(self, quantization: str, dtype: str) -> int:
         """Bytes of the weights served in that format, an estimate."""

@@ -6,11 +6,11 @@ function of plain numbers, so that any machine can be planned for on any other. 
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 from config.drafting import DraftPlan, choose_speculation, plan_drafting
 from config.errors import ConfigError
-from config.facts import ITEM_BYTES, ModelFacts
+from config.facts import ModelFacts
 from config.hardware import Hardware
 from config.settings import Settings
 from config.sizes import format_size
@@ -99,12 +99,14 @@ def resolve(settings: Settings, hardware: Hardware, facts: ModelFacts, draft: Mo
         raise ConfigError("--cache-isolation key tells callers apart by --api-key: give each of them one")
     device, reasons["device"] = _device(settings, hardware)
     dtype, reasons["dtype"] = _dtype(settings, hardware, device)
-    kv_dtype = dtype if settings.kv_cache_dtype == "auto" else settings.kv_cache_dtype
-    backend, reasons["attention_backend"] = _attention_backend(settings, hardware, device, {dtype, kv_dtype})
+    backend, reasons["attention_backend"] = _attention_backend(
+        settings, hardware, device, {dtype, settings.kv_cache_dtype}
+    )
     quantization, reasons["quantization"] = _quantization(settings, facts, backend)
+    kv_dtype, reasons["kv_dtype"] = _kv_dtype(settings, hardware, backend, quantization, dtype)
     threads, reasons["threads"] = _threads(settings, hardware)
 
-    token_bytes = facts.kv_numbers_per_token * ITEM_BYTES[kv_dtype]
+    token_bytes = facts.kv_token_bytes(kv_dtype)
     page_bytes = token_bytes * settings.block_size
     weight_bytes = facts.weight_bytes(quantization, dtype)
     free = hardware.cuda[0].free_bytes if device == "cuda" else hardware.free_bytes
@@ -151,6 +153,24 @@ def resolve(settings: Settings, hardware: Hardware, facts: ModelFacts, draft: Mo
         speculation=speculation,
         drafting=drafting,
         reasons=reasons,
+    )
+
+
+def refit(plan: Plan, page_bytes: int) -> Plan:
+    """The plan where the kernels that it counted on could not be had: keys and values in `dtype`, a page of them
+    `page_bytes`, as many as the same memory holds."""
+    num_pages, drafting = plan.kv_bytes // page_bytes, plan.drafting
+    if drafting is not None and drafting.num_pages:
+        wider = drafting.page_bytes * page_bytes // plan.page_bytes
+        drafting = replace(drafting, page_bytes=wider, num_pages=drafting.num_pages * drafting.page_bytes // wider)
+    return replace(
+        plan,
+        kv_dtype=plan.dtype,
+        page_bytes=page_bytes,
+        num_pages=num_pages,
+        offload_pages=plan.offload_pages * plan.page_bytes // page_bytes,
+        max_model_len=min(plan.max_model_len, num_pages * plan.page_size),
+        drafting=drafting,
     )
 
 
@@ -207,6 +227,17 @@ def _quantization(settings: Settings, facts: ModelFacts, backend: str) -> tuple[
     if settings.quantization != "none" and backend != "cpu":
         raise ConfigError(f"--quantization {settings.quantization} needs the CPU kernels: use none with torch")
     return settings.quantization, "as asked"
+
+
+def _kv_dtype(settings: Settings, hardware: Hardware, backend: str, quantization: str, dtype: str) -> tuple[str, str]:
+    if settings.kv_cache_dtype == "int8" and backend != "cpu":
+        raise ConfigError("--kv-cache-dtype int8 needs the CPU kernels: use auto with torch")
+    if settings.kv_cache_dtype != "auto":
+        return settings.kv_cache_dtype, "as asked"
+    # Tile registers multiply bfloat16 faster than the vector units do int8.
+    if backend == "cpu" and quantization != "none" and "amx_bf16" not in hardware.isa:
+        return "int8", "as few bits as the weights' arithmetic"
+    return dtype, "as the model's arithmetic"
 
 
 def _threads(settings: Settings, hardware: Hardware) -> tuple[int, str]:

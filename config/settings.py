@@ -100,8 +100,11 @@ class Settings(BaseModel):
     kv_memory: Amount | None = _setting(
         _KV, "SIZE", "memory for keys and values: 2GiB, 512MiB, or 70% of what is free after the weights", None
     )
-    kv_cache_dtype: Literal["auto", "float32", "bfloat16", "float16"] = _setting(
-        _KV, None, "type in which keys and values are kept; auto is the model's dtype", "auto"
+    kv_cache_dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"] = _setting(
+        _KV,
+        None,
+        "type of stored keys and values; auto is int8 beside quantised weights on the CPU, else the dtype",
+        "auto",
     )
     block_size: int = _setting(_KV, "TOKENS", "tokens in a page of the KV cache", 16, ge=1, le=256)
     enable_prefix_caching: bool = _setting(_KV, None, "reuse keys and values of prompts that begin alike", True)

@@ -31,7 +31,7 @@ def build_runner(
 
     `quantization` is "none" (weights in `dtype`), "stored" (a GGUF file's own blocks), "int8" or "int4". Without a
     compiler, or for a shape the kernels have no code for, the torch operators serve the dequantised weights, with one
-    warning. `attention_backend` is "cpu" for the native path, "torch", or "triton" for torch with the kernels of
+    warning, and int8 keys and values are in `dtype`. `attention_backend` is "cpu" for the native path, "torch", or "triton" for torch with the kernels of
     `models.triton`. Raises ModelError.
     """
     if device == "cpu" and attention_backend == "cpu":
@@ -59,7 +59,11 @@ def build_runner(
         operators, attention = Operators(TritonLinear, rms_norm), TritonAttention
 
     torch.set_num_threads(threads)
-    where, kind, kv_kind = torch.device(device), getattr(torch, dtype), getattr(torch, kv_dtype)
+    where, kind, kv_kind = (
+        torch.device(device),
+        getattr(torch, dtype),
+        getattr(torch, dtype if kv_dtype == "int8" else kv_dtype),
+    )
     names = set(checkpoint.names())
     decoder = Decoder(
         checkpoint.config, checkpoint.tensor, names,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,15 +12,18 @@ from models.loading.checkpoint import Checkpoint
 from models.sampling import SamplingBatch
 
 if TYPE_CHECKING:
+    from models.cpu.pages import KVDtype
     from models.cpu.runner import CpuRunner
     from models.cpu.weights import WeightFormat
 
 
 def plain_runner(checkpoint: Checkpoint, weights: WeightFormat, threads: int, max_length: int) -> CpuRunner:
-    """The CPU kernels, with keys and values in the type that fits the weights. Raises KernelError."""
+    """The CPU kernels, with keys and values as they are served beside such weights. Raises KernelError."""
+    from models.cpu.library import load_library
     from models.cpu.runner import CpuRunner
 
-    kv_dtype: Literal["float32", "bfloat16"] = "float32" if weights == "float32" else "bfloat16"
+    plain = weights in ("float32", "bfloat16") or load_library().octavo_has_tiles()
+    kv_dtype: KVDtype = "float32" if weights == "float32" else "bfloat16" if plain else "int8"
     return CpuRunner(checkpoint, weights=weights, kv_dtype=kv_dtype, threads=threads, max_length=max_length)
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from config.errors import ConfigError
 from config.facts import ModelFacts
 from config.hardware import Hardware
-from config.plan import Plan, resolve
+from config.plan import Plan, refit, resolve
 from config.settings import Settings
 from config.sizes import format_size
 from kvstore.tier import U8, file_memory
@@ -71,6 +71,8 @@ def load_model(
         if drafting is not None:
             check_vocabulary(tokenizer, drafting)
         runner, drafter = weights.result()
+    if (page_bytes := runner.page_bytes(plan.page_size)) != plan.page_bytes:  # torch operators, which have no int8
+        plan = refit(plan, page_bytes)
     # What ends a text is known to the tokenizer's files too, and the scheduler goes by the runner's numbers.
     runner.config = replace(runner.config, eos_token_ids=tokenizer.eos_token_ids)
     with phases.phase("KV pool"):
@@ -118,6 +120,7 @@ def facts_of(checkpoint: Checkpoint) -> ModelFacts:
         parameters=numbers.total(),
         max_position=config.max_position,
         kv_numbers_per_token=config.num_layers * 2 * config.num_kv_heads * config.head_dim,
+        head_dim=config.head_dim,
     )
 
 

@@ -16,10 +16,10 @@ from config.settings import Settings
 GIB = 1 << 30
 MACHINE = Hardware("CPU", cores=4, memory_bytes=16 * GIB, free_bytes=8 * GIB, isa=frozenset({"amx_bf16"}))
 TARGET = ModelFacts(
-    "target", "bfloat16", None, parameters=1_000_000_000, max_position=8192, kv_numbers_per_token=20_000
+    "target", "bfloat16", None, parameters=1_000_000_000, max_position=8192, kv_numbers_per_token=20_000, head_dim=100
 )
-QUANTISED = ModelFacts("target", "Q4_1", 4, 1_000_000_000, 8192, 20_000)
-DRAFT = ModelFacts("draft", "Q8_0", 8, 100_000_000, 2048, 5_000)
+QUANTISED = ModelFacts("target", "Q4_1", 4, 1_000_000_000, 8192, 20_000, 100)
+DRAFT = ModelFacts("draft", "Q8_0", 8, 100_000_000, 2048, 5_000, 100)
 
 
 def plan(asked: dict[str, Any] | None, target: ModelFacts = TARGET, **settings: Any) -> Plan:

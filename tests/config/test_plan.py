@@ -11,7 +11,7 @@ import pytest
 from config.errors import ConfigError
 from config.facts import ModelFacts
 from config.hardware import CudaDevice, Hardware
-from config.plan import Plan, resolve
+from config.plan import Plan, refit, resolve
 from config.settings import Settings
 
 GIB = 1 << 30
@@ -21,9 +21,11 @@ GPU = CudaDevice("H200", memory_bytes=140 * GIB, free_bytes=100 * GIB, capabilit
 GPU_SERVER = Hardware("Xeon", 32, 256 * GIB, 200 * GIB, frozenset({"avx2"}), (GPU,), triton=True)
 
 # 30 layers of 3 KV heads of 64: 11,520 numbers a token, 45 KiB in float32.
-SMALL = ModelFacts("small", "Q4_1", 4, parameters=135_000_000, max_position=8192, kv_numbers_per_token=11_520)
+SMALL = ModelFacts(
+    "small", "Q4_1", 4, parameters=135_000_000, max_position=8192, kv_numbers_per_token=11_520, head_dim=64
+)
 # 32 layers of 8 KV heads of 128: 65,536 numbers a token, 128 KiB in bfloat16.
-LARGE = ModelFacts("large", "bfloat16", None, 8_000_000_000, 131_072, 65_536)
+LARGE = ModelFacts("large", "bfloat16", None, 8_000_000_000, 131_072, 65_536, 128)
 
 
 def plan(hardware: Hardware = LAPTOP, facts: ModelFacts = SMALL, **settings: Any) -> Plan:
@@ -57,10 +59,28 @@ def test_the_dtype_is_what_the_processor_computes_in() -> None:
     assert plan(SERVER, dtype="float32").dtype == "float32"
 
 
-def test_keys_and_values_are_kept_in_the_dtype_unless_said_otherwise() -> None:
-    assert plan(SERVER).kv_dtype == "bfloat16"
+def test_keys_and_values_are_kept_in_as_few_bits_as_the_arithmetic_has() -> None:
+    assert plan(LAPTOP, SMALL).kv_dtype == "int8"  # quantised weights
+    assert plan(LAPTOP, SMALL).page_bytes == (11_520 + 11_520 // 64 * 4) * 16  # a scale for each head of each token
+    assert plan(LAPTOP, SMALL, quantization="none").kv_dtype == "float32"
+    assert plan(LAPTOP, SMALL, attention_backend="torch").kv_dtype == "float32"
+    assert plan(SERVER, SMALL).kv_dtype == "bfloat16"  # it has tile registers
+    assert plan(SERVER, LARGE).kv_dtype == "bfloat16"
+    assert plan(GPU_SERVER, SMALL).kv_dtype == "bfloat16"
     decided = plan(SERVER, kv_cache_dtype="float32")
     assert (decided.kv_dtype, decided.page_bytes) == ("float32", 11_520 * 4 * 16)
+    assert plan(SERVER, LARGE, kv_cache_dtype="int8").kv_dtype == "int8"
+    assert "needs the CPU kernels" in refusal(LAPTOP, kv_cache_dtype="int8", attention_backend="torch")
+
+
+def test_without_the_kernels_the_same_memory_holds_fewer_tokens() -> None:
+    planned = plan(LAPTOP, SMALL, kv_memory="128MiB", kv_offload="64MiB")
+    page_bytes = 11_520 * 4 * 16
+    found = refit(planned, page_bytes)
+    assert (found.kv_dtype, found.page_bytes) == ("float32", page_bytes)
+    assert found.num_pages == planned.kv_bytes // page_bytes
+    assert found.offload_pages == planned.offload_pages * planned.page_bytes // page_bytes
+    assert found.max_model_len == found.num_pages * 16 < planned.max_model_len
 
 
 def test_a_gpu_is_taken_when_there_is_one_unless_the_cpu_is_asked_for() -> None:
@@ -142,7 +162,7 @@ def test_a_context_that_was_not_asked_for_shrinks_to_what_the_pool_holds() -> No
 
 
 def test_a_context_that_was_asked_for_and_does_not_fit_is_refused_with_the_two_ways_out() -> None:
-    message = refusal(LAPTOP, kv_memory="64MiB", max_model_len="8192")
+    message = refusal(LAPTOP, kv_memory="64MiB", max_model_len="8192", kv_cache_dtype="float32")
     assert message == (
         "the KV pool holds 1456 tokens, less than one context of 8192: "
         "raise --kv-memory to 360MiB, or lower --max-model-len to 1456"
@@ -152,12 +172,14 @@ def test_a_context_that_was_asked_for_and_does_not_fit_is_refused_with_the_two_w
 
 
 def test_a_pool_too_small_for_any_useful_context_is_refused() -> None:
-    assert "lower --max-model-len to 176" in refusal(LAPTOP, kv_memory="8MiB")
-    assert plan(LAPTOP, kv_memory="8MiB", max_model_len="176").num_pages == 11
+    assert "lower --max-model-len to 176" in refusal(LAPTOP, kv_memory="8MiB", kv_cache_dtype="float32")
+    assert plan(LAPTOP, kv_memory="8MiB", max_model_len="176", kv_cache_dtype="float32").num_pages == 11
 
 
 def test_a_pool_smaller_than_a_page_is_refused() -> None:
-    assert "does not hold one page of 16 tokens (720 KiB)" in refusal(LAPTOP, kv_memory="512KiB")
+    assert "does not hold one page of 16 tokens (720 KiB)" in refusal(
+        LAPTOP, kv_memory="512KiB", kv_cache_dtype="float32"
+    )
 
 
 def test_a_pool_larger_than_the_memory_is_refused() -> None:

@@ -12,6 +12,7 @@ from support.steps import Piece, step
 
 from models.config import ModelConfig, RopeConfig
 from models.cpu import library as lib
+from models.cpu.pages import KVDtype
 from models.torch_attention import TorchAttention
 
 
@@ -72,18 +73,46 @@ def test_native_attention_equals_the_reference_in_float32(
 ) -> None:
     shape = config(heads, kv_heads, dim, window)
     lengths, new = [1, 16, 17, 100, 700, 1100], [1, 16, 3, 100, 1, 30]
-    native = attend(CpuAttention(shape, torch.float32, 2), shape, lengths, new, page_size, 3)
+    native = attend(CpuAttention(shape, "float32", 2), shape, lengths, new, page_size, 3)
     reference = attend(TorchAttention(shape, torch.device("cpu"), torch.float32), shape, lengths, new, page_size, 3)
     assert (native - reference).abs().max() < 2e-5
 
 
 def test_native_attention_in_bfloat16_is_within_its_rounding() -> None:
     shape = config(9, 3, 64, None)
-    native = attend(CpuAttention(shape, torch.bfloat16, 2), shape, [300, 5, 900], [1, 5, 64], 16, 4)
+    native = attend(CpuAttention(shape, "bfloat16", 2), shape, [300, 5, 900], [1, 5, 64], 16, 4)
     reference = attend(
         TorchAttention(shape, torch.device("cpu"), torch.bfloat16), shape, [300, 5, 900], [1, 5, 64], 16, 4
     )
     assert (native - reference).abs().max() < 2e-2
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(9, 3, 64), (4, 4, 32), (8, 1, 128), (2, 1, 80)])
+@pytest.mark.parametrize("window", [None, 40])
+def test_native_attention_in_int8_is_within_its_rounding(
+    heads: int, kv_heads: int, dim: int, window: int | None
+) -> None:
+    shape = config(heads, kv_heads, dim, window)
+    lengths, new = [1, 16, 17, 100, 700, 1100], [1, 16, 3, 100, 1, 30]
+    native = attend(CpuAttention(shape, "int8", 2), shape, lengths, new, 16, 3)
+    reference = attend(TorchAttention(shape, torch.device("cpu"), torch.float32), shape, lengths, new, 16, 3)
+    error = native - reference
+    assert error.abs().max() < 6e-2
+    assert error.square().mean().sqrt() < 6e-3 * reference.square().mean().sqrt() ** 0.5
+
+
+def test_a_large_number_in_every_key_does_not_coarsen_the_others_in_int8() -> None:
+    """What the rotation of keys and queries is for: one dim fifty times as large as the others."""
+    shape = config(4, 2, 64, None)
+    torch.manual_seed(8)
+    q, k, v = torch.randn(200, 4, 64), torch.randn(200, 2, 64), torch.randn(200, 2, 64)
+    k[:, :, 7] += 50
+    results = []
+    for backend in (CpuAttention(shape, "int8", 1), TorchAttention(shape, torch.device("cpu"), torch.float32)):
+        backend.allocate(20, 16)
+        backend.begin(step([Piece(range(200), range(13))]))
+        results.append(backend.attend(0, q, k, v))
+    assert (results[0] - results[1]).square().mean().sqrt() < 0.02
 
 
 @pytest.mark.parametrize("backend", ["torch", "cpu"])
@@ -92,7 +121,7 @@ def test_pages_are_copied_before_a_step_writes(backend: str) -> None:
     attention: CpuAttention | TorchAttention = (
         TorchAttention(shape, torch.device("cpu"), torch.float32)
         if backend == "torch"
-        else CpuAttention(shape, torch.float32, 1)
+        else CpuAttention(shape, "float32", 1)
     )
     attention.allocate(8, 16)
     torch.manual_seed(0)
@@ -112,17 +141,18 @@ def test_pages_are_copied_before_a_step_writes(backend: str) -> None:
     assert torch.equal(forked, attention.attend(1, q[19:], k[19:], v[19:]))
 
 
-def test_a_row_does_not_depend_on_threads_or_on_how_many_rows_share_the_step() -> None:
+@pytest.mark.parametrize("kv_dtype", ["bfloat16", "int8"])
+def test_a_row_does_not_depend_on_threads_or_on_how_many_rows_share_the_step(kv_dtype: KVDtype) -> None:
     shape = config(9, 3, 64, None)
     results = []
     for threads, lengths, new in ((1, [1300], [1]), (3, [1300], [1]), (2, [1300], [700])):
-        results.append(last_row(shape, threads, lengths, new))
+        results.append(last_row(shape, kv_dtype, threads, lengths, new))
     assert torch.equal(results[0], results[1])
     assert torch.equal(results[0], results[2])
 
 
-def last_row(shape: ModelConfig, threads: int, lengths: list[int], new: list[int]) -> torch.Tensor:
-    backend = CpuAttention(shape, torch.bfloat16, threads)
+def last_row(shape: ModelConfig, kv_dtype: KVDtype, threads: int, lengths: list[int], new: list[int]) -> torch.Tensor:
+    backend = CpuAttention(shape, kv_dtype, threads)
     backend.allocate(100, 16)
     generator = torch.Generator().manual_seed(5)
     q, k, v = (torch.randn(lengths[0], h, 64, generator=generator) for h in (9, 3, 3))
@@ -133,12 +163,16 @@ def last_row(shape: ModelConfig, threads: int, lengths: list[int], new: list[int
     return backend.attend(0, q[first:], k[first:], v[first:])[-1]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("native", [True, False])
-def test_a_page_that_was_read_and_written_elsewhere_attends_to_the_same_bits(native: bool, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("native", "kv_dtype"),
+    [(True, "float32"), (True, "bfloat16"), (True, "int8"), (False, "float32"), (False, "bfloat16")],
+)
+def test_a_page_that_was_read_and_written_elsewhere_attends_to_the_same_bits(native: bool, kv_dtype: KVDtype) -> None:
     shape = config(4, 2, 64, None)
     backend: CpuAttention | TorchAttention = (
-        CpuAttention(shape, dtype, 1) if native else TorchAttention(shape, torch.device("cpu"), dtype)
+        CpuAttention(shape, kv_dtype, 1)
+        if native
+        else TorchAttention(shape, torch.device("cpu"), getattr(torch, kv_dtype))
     )
     backend.allocate(5, 16)
     torch.manual_seed(3)

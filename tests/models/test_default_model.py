@@ -63,8 +63,8 @@ def test_distributions_are_those_of_transformers(
 ) -> None:  # fmt: skip
     tokens, expected = reference
     runner = build_runner(
-        checkpoint, device="cpu", dtype=dtype, quantization=quantization, kv_dtype=dtype, attention_backend=backend,
-        threads=2, max_model_len=1024,
+        checkpoint, device="cpu", dtype=dtype, quantization=quantization,
+        kv_dtype=dtype if quantization == "none" else "int8", attention_backend=backend, threads=2, max_model_len=1024,
     )  # fmt: skip
     runner.allocate(64, 16)
     found = runner.logits(step([Piece(tokens, range(1, 60))]))

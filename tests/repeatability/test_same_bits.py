@@ -112,8 +112,8 @@ def runners(request: pytest.FixtureRequest, folder: Any) -> Iterator[dict[int, C
             open_checkpoint(resolve_source(str(folder))), device="cpu",
             dtype="float32" if kind == "float32" else "bfloat16",
             quantization="none" if kind in ("float32", "bfloat16") else kind,
-            kv_dtype="float32" if kind == "float32" else "bfloat16", attention_backend="cpu", threads=threads,
-            max_model_len=CONTEXT,
+            kv_dtype={"float32": "float32", "int4": "int8"}.get(kind, "bfloat16"), attention_backend="cpu",
+            threads=threads, max_model_len=CONTEXT,
         )  # fmt: skip
         assert isinstance(runner, CpuRunner)
         runner.allocate(PAGES, PAGE)
