@@ -31,8 +31,8 @@ def build_runner(
 
     `quantization` is "none" (weights in `dtype`), "stored" (a GGUF file's own blocks), "int8" or "int4". Without a
     compiler, or for a shape the kernels have no code for, the torch operators serve the dequantised weights, with one
-    warning, and int8 keys and values are in `dtype`. `attention_backend` is "cpu" for the native path, "torch", or "triton" for torch with the kernels of
-    `models.triton`. Raises ModelError.
+    warning, and int8 keys and values are in `dtype`. `attention_backend` is "cpu" for the native path, "torch", or
+    "triton" for torch with the kernels of `models.triton`. Raises ModelError.
     """
     if device == "cpu" and attention_backend == "cpu":
         try:

@@ -9,7 +9,7 @@ namespace octavo {
 // by, and in int8 what a weight of 1 stands for.
 template <class E, int R>
 struct Weights {
-    std::conditional_t<EIGHT<E>, uint8_t, E> of[R][KEY_BLOCK];
+    std::conditional_t<EIGHT<E>, uint8_t, E> of[R][KEY_BLOCK<E>];
     float shrink[TILE], unit[TILE];
 };
 
@@ -18,8 +18,14 @@ struct Weights {
 template <class E, int R>
 INLINE void softmax_block(f32x16 (*score)[R], int rows, float scale, bool masked, const int* slots, int start, int window,
                           const Partial& state, const f32x16* scales, Weights<E, R>& weights) {
-    constexpr int TILES = KEY_BLOCK / TILE;
+    constexpr int TILES = KEY_BLOCK<E> / TILE;
     const i32x16 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    auto largest = [&](int r) {
+        f32x16 most = score[0][r];
+#pragma GCC unroll 8
+        for (int t = 1; t < TILES; t++) most = max(most, score[t][r]);
+        return most;
+    };
     f32x16 highest[TILE] = {};
 #pragma GCC unroll 4
     for (int r = 0; r < rows; r++) {
@@ -31,7 +37,7 @@ INLINE void softmax_block(f32x16 (*score)[R], int rows, float scale, bool masked
                 score[t][r] = (key <= limit) & (key >= from) ? score[t][r] : splat(MASKED);
             }
         }
-        highest[r] = max(max(score[0][r], score[1][r]), max(score[2][r], score[3][r]));
+        highest[r] = largest(r);
     }
     float tops[TILE] = {};
     std::memcpy(tops, state.top, rows * sizeof(float));
@@ -50,8 +56,10 @@ INLINE void softmax_block(f32x16 (*score)[R], int rows, float scale, bool masked
             else Packed<E>::put(weights.of[r] + t * TILE, p[t]);
         }
         float* mass = state.mass + (size_t)r * 16;
-        store(mass, fma(load<f32x16>(mass), splat(weights.shrink[r]), (p[0] + p[1]) + (p[2] + p[3])));
-        if constexpr (EIGHT<E>) highest[r] = max(max(score[0][r], score[1][r]), max(score[2][r], score[3][r]));
+        f32x16 together = (p[0] + p[1]) + (p[2] + p[3]);
+        if constexpr (TILES == 8) together = together + ((p[4] + p[5]) + (p[6] + p[7]));
+        store(mass, fma(load<f32x16>(mass), splat(weights.shrink[r]), together));
+        if constexpr (EIGHT<E>) highest[r] = largest(r);
     }
     if constexpr (EIGHT<E>) {
         typedef uint8_t u8x16 __attribute__((vector_size(16)));
@@ -68,68 +76,78 @@ INLINE void softmax_block(f32x16 (*score)[R], int rows, float scale, bool masked
 }
 
 // Where the tiles of a block of keys lie. Those past the last slot repeat the first; their scores are masked.
+template <class E>
 struct Block {
-    size_t tile[KEY_BLOCK / TILE];
-    template <class E>
+    size_t tile[KEY_BLOCK<E> / TILE];
     static INLINE Block at(const KV<E>& kv, const int32_t* table, int kv_head, int start, int last) {
         Block block;
-        for (int t = 0; t < KEY_BLOCK / TILE; t++) {
+        for (int t = 0; t < KEY_BLOCK<E> / TILE; t++) {
             const int slot = start + t * TILE <= last ? start + t * TILE : start;
             block.tile[t] = kv.tile(table[slot / kv.page_size], kv_head, slot % kv.page_size);
         }
         return block;
     }
     // Ask for `count` numbers of a tile from number `from` on.
-    template <class E>
     INLINE void fetch(const E* memory, int t, int from, int count) const {
         for (int i = 0; i < count; i += 64 / (int)sizeof(E)) __builtin_prefetch(memory + tile[t] + from + i, 0, 2);
     }
 };
 
-// R rows against one block of 64 keys that starts at slot `start`. Pages lie anywhere, so nobody else would fetch the block
+// R rows against one block of keys that starts at slot `start`. Pages lie anywhere, so nobody else would fetch the block
 // that comes next in time.
 template <class E, int R, int NV>
-__attribute__((noinline)) void attend_block(const KV<E>& kv, const QueryTile<E>& q, int row, int start, const Block& here, const Block& ahead,
+__attribute__((noinline)) void attend_block(const KV<E>& kv, const QueryTile<E>& q, int row, int start, const Block<E>& here, const Block<E>& ahead,
                                             const Partial& state) {
     typedef typename Packed<E>::Sum Sum;
-    constexpr int P = Packed<E>::pair, TILES = KEY_BLOCK / TILE;
+    constexpr int P = Packed<E>::pair, TILES = KEY_BLOCK<E> / TILE;
     if (kv.dim < TILE) __builtin_unreachable();
     const int first = q.slot[row], last = q.slot[row + R - 1];
-    const int tiles = last - start >= KEY_BLOCK - 1 ? TILES : (last - start) / TILE + 1;
+    const int tiles = last - start >= KEY_BLOCK<E> - 1 ? TILES : (last - start) / TILE + 1;
     f32x16 score[TILES][R], scales[TILES];
-    Sum sums[TILES][R];
-#pragma GCC unroll 4
-    for (int r = 0; r < R; r++)
-#pragma GCC unroll 4
-        for (int t = 0; t < TILES; t++) {
-            sums[t][r] = Sum{};
-            if constexpr (EIGHT<E>) sums[t][r] = sums[t][r] + load<int32_t>(q.query[row + r] + kv.dim + sizeof(float));
+    constexpr int TOGETHER = 4;  // tiles whose scores there are registers for
+    for (int at = 0; at < TILES; at += TOGETHER) {
+        if (at >= tiles) {
+            for (int t = at; t < TILES; t++)
+                for (int r = 0; r < R; r++) score[t][r] = splat(MASKED);
+            break;
         }
-    for (int d = 0; d < kv.dim; d += P) {
+        const size_t* tile = here.tile + at;
+        Sum sums[TOGETHER][R];
 #pragma GCC unroll 4
-        for (int t = 0; t < TILES; t++) {
-            const E* key = kv.keys + here.tile[t] + (size_t)d * TILE;
-            ahead.fetch(kv.keys, t, d * TILE, P * TILE);
+        for (int r = 0; r < R; r++)
 #pragma GCC unroll 4
-            for (int r = 0; r < R; r++)
-                if constexpr (EIGHT<E>) sums[t][r] = dot_u8(sums[t][r], load<u8x64>(key), q.query[row + r] + d);
-                else sums[t][r] = Packed<E>::dot(sums[t][r], key, q.query[row + r] + d);
+            for (int t = 0; t < TOGETHER; t++) {
+                sums[t][r] = Sum{};
+                if constexpr (EIGHT<E>) sums[t][r] = sums[t][r] + load<int32_t>(q.query[row + r] + kv.dim + sizeof(float));
+            }
+        for (int d = 0; d < kv.dim; d += P) {
+#pragma GCC unroll 4
+            for (int t = 0; t < TOGETHER; t++) {
+                const E* key = kv.keys + tile[t] + (size_t)d * TILE;
+                ahead.fetch(kv.keys, at + t, d * TILE, P * TILE);
+#pragma GCC unroll 4
+                for (int r = 0; r < R; r++)
+                    if constexpr (EIGHT<E>) sums[t][r] = dot_u8(sums[t][r], load<u8x64>(key), q.query[row + r] + d);
+                    else sums[t][r] = Packed<E>::dot(sums[t][r], key, q.query[row + r] + d);
+            }
+        }
+#pragma GCC unroll 4
+        for (int t = 0; t < TOGETHER; t++) {
+            if constexpr (EIGHT<E>) {
+                ahead.fetch(kv.keys, at + t, TILE * kv.dim, 1), ahead.fetch(kv.values, at + t, TILE * kv.dim, 1);
+                const f32x16 units = load<f32x16>(kv.keys + tile[t] + TILE * kv.dim) * splat(kv.scale);
+#pragma GCC unroll 4
+                for (int r = 0; r < R; r++) score[at + t][r] = to_float(sums[t][r]) * (units * splat(load<float>(q.query[row + r] + kv.dim)));
+            } else {
+#pragma GCC unroll 4
+                for (int r = 0; r < R; r++) score[at + t][r] = sums[t][r];
+            }
         }
     }
-#pragma GCC unroll 4
-    for (int t = 0; t < TILES; t++) {
-        if constexpr (EIGHT<E>) {
-            ahead.fetch(kv.keys, t, TILE * kv.dim, 1), ahead.fetch(kv.values, t, TILE * kv.dim, 1);
-            scales[t] = load<f32x16>(kv.values + here.tile[t] + TILE * kv.dim);
-            const f32x16 units = load<f32x16>(kv.keys + here.tile[t] + TILE * kv.dim) * splat(kv.scale);
-#pragma GCC unroll 4
-            for (int r = 0; r < R; r++) score[t][r] = to_float(sums[t][r]) * (units * splat(load<float>(q.query[row + r] + kv.dim)));
-        } else {
-#pragma GCC unroll 4
-            for (int r = 0; r < R; r++) score[t][r] = sums[t][r];
-        }
-    }
-    const bool masked = first - start < KEY_BLOCK - 1 || (kv.window && last - start >= kv.window);
+    if constexpr (EIGHT<E>)
+#pragma GCC unroll 8
+        for (int t = 0; t < TILES; t++) scales[t] = load<f32x16>(kv.values + here.tile[t] + TILE * kv.dim);
+    const bool masked = first - start < KEY_BLOCK<E> - 1 || (kv.window && last - start >= kv.window);
     Weights<E, R> weights;
     softmax_block<E, R>(score, R, EIGHT<E> ? 1.0f : kv.scale, masked, q.slot + row, start, kv.window, state, scales, weights);
     for (int d = 0; d < kv.dim; d += 16 * NV) {
@@ -163,7 +181,7 @@ __attribute__((noinline)) void attend_block(const KV<E>& kv, const QueryTile<E>&
 }
 
 template <class E, int NV>
-INLINE void attend_rows(const KV<E>& kv, const QueryTile<E>& q, int row, int start, const Block& here, const Block& ahead, const Partial& whole) {
+INLINE void attend_rows(const KV<E>& kv, const QueryTile<E>& q, int row, int start, const Block<E>& here, const Block<E>& ahead, const Partial& whole) {
     const Partial s = whole.from(row, kv.dim);
     switch (q.rows - row) {
         case 1: return attend_block<E, 1, NV>(kv, q, row, start, here, ahead, s);
@@ -177,16 +195,16 @@ INLINE void attend_rows(const KV<E>& kv, const QueryTile<E>& q, int row, int sta
 
 // The same block with tiles: up to sixteen rows at once, bfloat16, dims in multiples of 32. `query` is [16, dim].
 void attend_block_amx(const KV<bf16>& kv, const int32_t* table, int kv_head, const bf16* query, const int* slots, int rows, int start,
-                      const Block& follower, const Partial& state) {
-    constexpr int TILES = KEY_BLOCK / TILE;
+                      const Block<bf16>& follower, const Partial& state) {
+    constexpr int TILES = KEY_BLOCK<bf16> / TILE;
     alignas(64) f32x16 score[TILES][TILE];
     alignas(64) float product[TILE][TILE];
     alignas(64) Weights<bf16, TILE> weights;
     int last = 0, first = 1 << 30;
     for (int r = 0; r < rows; r++) last = slots[r] > last ? slots[r] : last, first = slots[r] < first ? slots[r] : first;
-    const int tiles = last - start >= KEY_BLOCK - 1 ? TILES : (last - start) / TILE + 1;
-    const Block here = Block::at(kv, table, kv_head, start, last);
-    const Block ahead = start + KEY_BLOCK <= last ? Block::at(kv, table, kv_head, start + KEY_BLOCK, last) : follower;
+    const int tiles = last - start >= KEY_BLOCK<bf16> - 1 ? TILES : (last - start) / TILE + 1;
+    const Block<bf16> here = Block<bf16>::at(kv, table, kv_head, start, last);
+    const Block<bf16> ahead = start + KEY_BLOCK<bf16> <= last ? Block<bf16>::at(kv, table, kv_head, start + KEY_BLOCK<bf16>, last) : follower;
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
@@ -207,13 +225,13 @@ void attend_block_amx(const KV<bf16>& kv, const int32_t* table, int kv_head, con
     _tile_stored(1, score[1], 64);
     _tile_stored(2, score[2], 64);
     _tile_stored(3, score[3], 64);
-    const bool masked = first - start < KEY_BLOCK - 1 || (kv.window && last - start >= kv.window);
+    const bool masked = first - start < KEY_BLOCK<bf16> - 1 || (kv.window && last - start >= kv.window);
     softmax_block<bf16, TILE>(score, rows, kv.scale, masked, slots, start, kv.window, state, nullptr, weights);
     for (int d = 0; d < kv.dim; d += 16) {
         _tile_zero(0);
         for (int t = 0; t < tiles; t++) {
             ahead.fetch(kv.values, t, d * TILE, 16 * TILE);
-            TILE_LOAD(6, weights.of[0] + t * TILE, KEY_BLOCK * 2);
+            TILE_LOAD(6, weights.of[0] + t * TILE, KEY_BLOCK<bf16> * 2);
             TILE_LOAD(7, kv.values + here.tile[t] + (size_t)d * 2, kv.dim * 4);
             _tile_dpbf16ps(0, 6, 7);
         }
@@ -236,7 +254,7 @@ bool on_tiles(const KV<E>& kv) {
 // Rows in sixteens, their queries gathered once; a row outside every key of a block is passed over as in attend_split.
 template <class E>
 void attend_split_amx([[maybe_unused]] const KV<E>& kv, [[maybe_unused]] const int32_t* table, [[maybe_unused]] int kv_head,
-                      [[maybe_unused]] const QueryTile<E>& q, [[maybe_unused]] int split, [[maybe_unused]] const Block& follower,
+                      [[maybe_unused]] const QueryTile<E>& q, [[maybe_unused]] int split, [[maybe_unused]] const Block<E>& follower,
                       [[maybe_unused]] const Partial& state) {
 #if OCTAVO_AMX
     if constexpr (std::is_same_v<E, bf16>) {
@@ -250,8 +268,8 @@ void attend_split_amx([[maybe_unused]] const KV<E>& kv, [[maybe_unused]] const i
                 last = q.slot[row + r] > last ? q.slot[row + r] : last, first = q.slot[row + r] < first ? q.slot[row + r] : first;
             }
             const Partial part = state.from(row, kv.dim);
-            for (int start = split * SPLIT; start < (split + 1) * SPLIT && start <= last; start += KEY_BLOCK)
-                if (!kv.window || start + KEY_BLOCK > first - kv.window + 1)
+            for (int start = split * SPLIT; start < (split + 1) * SPLIT && start <= last; start += KEY_BLOCK<bf16>)
+                if (!kv.window || start + KEY_BLOCK<bf16> > first - kv.window + 1)
                     attend_block_amx(kv, table, kv_head, query, q.slot + row, rows, start, follower, part);
         }
     }
@@ -261,16 +279,16 @@ void attend_split_amx([[maybe_unused]] const KV<E>& kv, [[maybe_unused]] const i
 // All rows of a tile against the keys of one split.
 template <class E>
 inline void attend_split(const KV<E>& kv, const int32_t* table, int kv_head, const QueryTile<E>& q, int split,
-                         const Block& follower, const Partial& state) {
+                         const Block<E>& follower, const Partial& state) {
     state.clear(q.rows, kv.dim);
     if (on_tiles(kv)) return attend_split_amx(kv, table, kv_head, q, split, follower, state);
     const int end = q.slot[q.rows - 1];  // rows are in order
-    for (int start = split * SPLIT; start < (split + 1) * SPLIT && start <= end; start += KEY_BLOCK) {
-        const Block here = Block::at(kv, table, kv_head, start, end);
-        const Block ahead = start + KEY_BLOCK <= end ? Block::at(kv, table, kv_head, start + KEY_BLOCK, end) : follower;
+    for (int start = split * SPLIT; start < (split + 1) * SPLIT && start <= end; start += KEY_BLOCK<E>) {
+        const Block<E> here = Block<E>::at(kv, table, kv_head, start, end);
+        const Block<E> ahead = start + KEY_BLOCK<E> <= end ? Block<E>::at(kv, table, kv_head, start + KEY_BLOCK<E>, end) : follower;
         for (int row = 0; row < q.rows; row += 4) {
             const int first = q.slot[row], last = q.slot[row + 3 < q.rows ? row + 3 : q.rows - 1];
-            if (start > last || (kv.window && start + KEY_BLOCK <= first - kv.window + 1)) continue;
+            if (start > last || (kv.window && start + KEY_BLOCK<E> <= first - kv.window + 1)) continue;
             if (kv.dim % 64 == 0) attend_rows<E, 4>(kv, q, row, start, here, ahead, state);
             else if (kv.dim % 32 == 0) attend_rows<E, 2>(kv, q, row, start, here, ahead, state);
             else attend_rows<E, 1>(kv, q, row, start, here, ahead, state);
@@ -324,7 +342,7 @@ void attention(Pool& pool, const KV<E>& kv, const AttentionStep<E>& step, const 
         // What this thread most likely does next.
         const Unit& next = units[i + pool.threads() < (int)units.size() ? i + pool.threads() : i];
         const int32_t* next_table = step.table + (size_t)next.sequence * step.table_stride;
-        const Block follower = Block::at(kv, next_table, next.kv_head, next.split * SPLIT, step.lengths[next.sequence] - 1);
+        const Block<E> follower = Block<E>::at(kv, next_table, next.kv_head, next.split * SPLIT, step.lengths[next.sequence] - 1);
         if (u.splits) return attend_split(kv, table, u.kv_head, q, u.split, follower, shared_scratch.part(u.at, q.rows, kv.dim));
         const size_t size = partial_floats(q.rows, kv.dim);
         own[thread].part(size, q.rows, kv.dim);  // grow before taking pointers

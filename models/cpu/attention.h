@@ -1,4 +1,4 @@
-// Attention over pages: online softmax, keys in blocks of 64 from slot 0, partial results folded every 512 slots.
+// Attention over pages: online softmax, keys in blocks of 64 (in int8 128) from slot 0, partial results folded every 512 slots.
 //
 // Inside a page, K lies as [kv head][tile of 16 tokens][dim / 2][16 tokens][2] and V as [kv head][tile][8 token
 // pairs][dim][2] in bfloat16, so that both products read whole registers with nothing to shuffle; in float32 the pairs
@@ -18,7 +18,6 @@
 namespace octavo {
 
 constexpr int TILE = 16;         // tokens in a tile
-constexpr int KEY_BLOCK = 64;    // keys between two rescalings
 constexpr int SPLIT = 512;       // keys between two folds
 constexpr float MASKED = -1e30f; // score of a key that a row may not see
 constexpr float LOWEST = -1e28f; // least top of a row: so far above MASKED that a masked weight is exactly 0
@@ -52,6 +51,8 @@ struct Packed<int8_t> {
 };
 template <class E>
 constexpr bool EIGHT = std::is_same_v<E, int8_t>;
+template <class E>
+constexpr int KEY_BLOCK = EIGHT<E> ? 128 : 64;  // keys between two rescalings, as measured
 
 // Numbers of E in a tile of keys or values, and in a head of a query: codes, its scale and its sum times -128 (keys are
 // stored as code + 128: the dot instruction wants one side unsigned).
