@@ -347,8 +347,8 @@ void attention(Pool& pool, const KV<E>& kv, const AttentionStep<E>& step, const 
         const size_t size = partial_floats(q.rows, kv.dim);
         own[thread].part(size, q.rows, kv.dim);  // grow before taking pointers
         Partial total = own[thread].part(0, q.rows, kv.dim), part = own[thread].part(size, q.rows, kv.dim);
-        total.clear(q.rows, kv.dim);
-        for (int s = 0; s * SPLIT <= q.slot[q.rows - 1]; s++) {
+        attend_split(kv, table, u.kv_head, q, 0, follower, total);
+        for (int s = 1; s * SPLIT <= q.slot[q.rows - 1]; s++) {
             attend_split(kv, table, u.kv_head, q, s, follower, part);
             fold(total, part, q.rows, kv.dim);
         }
@@ -359,8 +359,11 @@ void attention(Pool& pool, const KV<E>& kv, const AttentionStep<E>& step, const 
         const Unit& u = folds[i];
         const int rows = u.count * per;
         Partial total = own[thread].part(0, rows, kv.dim);
-        total.clear(rows, kv.dim);
-        for (int s = 0; s < u.splits; s++) fold(total, shared_scratch.part(u.at + s * partial_floats(rows, kv.dim), rows, kv.dim), rows, kv.dim);
+        const Partial first = shared_scratch.part(u.at, rows, kv.dim);
+        std::memcpy(total.top, first.top, rows * sizeof(float));
+        std::memcpy(total.mass, first.mass, (size_t)rows * 16 * sizeof(float));
+        std::memcpy(total.out, first.out, (size_t)rows * kv.dim * sizeof(float));
+        for (int s = 1; s < u.splits; s++) fold(total, shared_scratch.part(u.at + s * partial_floats(rows, kv.dim), rows, kv.dim), rows, kv.dim);
         finish(kv, step, u, total);
     });
 }

@@ -91,11 +91,8 @@ INLINE void write_query(float* head, int dim, E* to) {
         const int block = hadamard(head, dim);
         i32x16 sums = {};
         const float scale = quantise(head, dim, [&](int d, i32x16 codes) { store(to + d, __builtin_convertvector(codes, i8x16)), sums = sums + codes; });
-        int32_t lanes[16], sum = 0;
-        store(lanes, sums);
-        for (int i = 0; i < 16; i++) sum += lanes[i];
         store(to + dim, scale / (float)block);
-        store(to + dim + sizeof(float), -128 * sum);
+        store(to + dim + sizeof(float), -128 * sum(sums));
     } else {
         for (int d = 0; d < dim; d += TILE) Packed<E>::put(to + d, load<f32x16>(head + d));
     }

@@ -68,6 +68,13 @@ INLINE float sum(f32x16 v) {
     q[0] = q[0] + q[1];
     return (q[0][0] + q[0][2]) + (q[0][1] + q[0][3]);
 }
+INLINE int32_t sum(i32x16 v) {
+    int32_t n[16];
+    typedef int32_t i32x4 __attribute__((vector_size(16)));
+    store(n, v);
+    const i32x4 q = (load<i32x4>(n) + load<i32x4>(n + 4)) + (load<i32x4>(n + 8) + load<i32x4>(n + 12));
+    return (q[0] + q[2]) + (q[1] + q[3]);
+}
 // Sixteen vectors, each folded to one number, as the lanes of one.
 template <class V, class F>
 INLINE V lanes_of(const V* rows, const F& join) {
@@ -293,14 +300,32 @@ INLINE f32x16 dot_bf16(f32x16 acc, u32x16 w, uint32_t pair) {
 // Returns the block.
 INLINE int hadamard(float* x, int count) {
     const int block = count & -count;
-    for (int i = 0; i < count; i += 16) {
-        f32x16 v = load<f32x16>(x + i);
-        const i32x16 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    auto pieces = [&]<int N>() {  // of N vectors, in registers
+        for (int i = 0; i < count; i += 16 * N) {
+            const i32x16 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+            f32x16 v[N];
+#pragma GCC unroll 8
+            for (int n = 0; n < N; n++) {
+                v[n] = load<f32x16>(x + i + 16 * n);
 #pragma GCC unroll 4
-        for (int h = 1; h < 16; h *= 2) v = fma(v, (lane & h) ? splat(-1.0f) : splat(1.0f), __builtin_shuffle(v, lane ^ h));
-        store(x + i, v);
-    }
-    for (int h = 16; h < block; h *= 2)
+                for (int h = 1; h < 16; h *= 2) v[n] = fma(v[n], (lane & h) ? splat(-1.0f) : splat(1.0f), __builtin_shuffle(v[n], lane ^ h));
+            }
+#pragma GCC unroll 4
+            for (int h = 1; h < N; h *= 2)
+#pragma GCC unroll 8
+                for (int n = 0; n < N; n++)
+                    if (!(n & h)) {
+                        const f32x16 a = v[n], b = v[n + h];
+                        v[n] = a + b, v[n + h] = a - b;
+                    }
+#pragma GCC unroll 8
+            for (int n = 0; n < N; n++) store(x + i + 16 * n, v[n]);
+        }
+    };
+    if (block == 16) pieces.template operator()<1>();
+    else if (block == 32) pieces.template operator()<2>();
+    else pieces.template operator()<4>();
+    for (int h = 64; h < block; h *= 2)
         for (int i = 0; i < count; i += 2 * h)
             for (int j = i; j < i + h; j += 16) {
                 const f32x16 a = load<f32x16>(x + j), b = load<f32x16>(x + j + h);
