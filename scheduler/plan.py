@@ -5,11 +5,11 @@ the state (admits, preempts, reserves pages) and says what it did. Owned by the 
 
 The order of things:
 
-1. Running sequences get rows before waiting ones: first one row to each that decodes, then the rest of the budget to
-   prompts that are being computed, the most senior first. Beside sequences that decode, and wait for them, prompts
-   get no more than a bound of their own, or up to twice that where it ends a prompt. Seniority is (priority, arrival,
-   choice).
-2. Pages are reserved in that order. When there are none, the most junior running sequence is preempted, which may be
+1. Each sequence that decodes gets one row, and prompts the rest of the budget: a quarter of it the most senior one, so
+   that it gets on whoever comes, and then of one priority who has least left to compute. Beside sequences that decode,
+   and wait for them, prompts get no more than a bound of their own, or up to twice that where it ends a prompt.
+   Seniority is (priority, arrival, choice).
+2. Pages are reserved by seniority. When there are none, the most junior running sequence is preempted, which may be
    the one asking. So the most senior always gets its pages, and two that cannot both fit run one after the other,
    never back and forth.
 3. Waiting sequences are admitted in order while budget, slots and pages last. The first that finds none stops the
@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from kvstore.runs import common_length
 from scheduler.drafted import Drafted
 from scheduler.errors import OutOfPages
-from scheduler.request import Sequence, Status
+from scheduler.request import Sequence, SortKey, Status
 from scheduler.state import State
 
 # How many neighbours in turn a sequence may wait for, so that a chain of them cannot hold it back for ever.
@@ -37,6 +37,8 @@ MAX_LOOKS = 256
 # The prefix policy: how many of the queue it looks at, and how many others may be let in before one of them.
 MAX_ORDERED = 64
 MAX_OVERTAKEN = 64
+# How many of those who wait are compared with the prompts that are being computed.
+MAX_COMING = 8
 
 
 @dataclass(slots=True)
@@ -73,10 +75,12 @@ class _Budget:
         self.tokens -= self.aside
         self.to_end = min(self.aside, most)
 
-    def take(self, sequence: Sequence) -> int:
-        """Rows for a sequence. While there are `tokens`."""
-        rest = sequence.goal - sequence.computed
+    def take(self, sequence: Sequence, has: int = 0, most: int | None = None) -> int:
+        """Rows for a sequence beside those it has, at most `most`. While there are `tokens`."""
+        rest = sequence.goal - sequence.computed - has
         rows = rest if rest <= self.tokens + self.to_end else self.tokens
+        if most is not None:
+            rows = min(rows, most)
         if sequence.scoring:
             rows = min(rows, self.scored)
             self.scored -= rows
@@ -101,9 +105,7 @@ def plan(state: State, budget: int) -> StepPlan:
             rows[position] = left.take(sequence)
     if len(prefilling) < len(running):
         left.limit_prompts(state.limits.max_prefill_beside)
-    for position in prefilling:
-        if left.tokens:
-            rows[position] = left.take(running[position])
+    kept = _take_prompts(state, left, prefilling, rows)
 
     reserve = state.kv.reserve
     for sequence, count in zip(running, rows, strict=True):
@@ -125,10 +127,51 @@ def plan(state: State, budget: int) -> StepPlan:
             step.sequences.append(sequence)
             step.rows.append(count)
 
+    left.tokens += kept
     if state.waiting or state.num_pending:
         _admit_waiting(state, step, left)
+    if kept and left.tokens:
+        _take_more(state, step, left)
     step.spare = left.tokens + left.aside
     return step
+
+
+def _take_prompts(state: State, left: _Budget, prefilling: list[int], rows: list[int]) -> int:
+    """Rows for the prompts under way, and how many are kept for shorter ones that wait."""
+    if not prefilling:
+        return 0
+    if left.tokens:
+        rows[prefilling[0]] = left.take(state.running[prefilling[0]], most=-(-left.tokens // 4))
+    turns = [(_turn(state.running[position]), position) for position in prefilling]
+    coming = state.waiting[: min(MAX_COMING, len(state.free_slots))]
+    turns += [(_turn(sequence), -1 - i) for i, sequence in enumerate(coming) if sequence.held_by is None]
+    kept = 0
+    for _, position in sorted(turns):
+        if not left.tokens:
+            break
+        if position >= 0:
+            rows[position] += left.take(state.running[position], rows[position])
+        else:
+            coming_rows = min(coming[-1 - position].goal, left.tokens)
+            left.tokens -= coming_rows
+            kept += coming_rows
+    return kept
+
+
+def _turn(sequence: Sequence) -> tuple[int, int, SortKey]:
+    return sequence.key[0], sequence.goal - sequence.computed, sequence.key
+
+
+def _take_more(state: State, step: StepPlan, left: _Budget) -> None:
+    """What was kept for those who wait and could not come in, to the prompts that run."""
+    for i, sequence in enumerate(step.sequences):
+        rest = sequence.goal - sequence.computed - step.rows[i]
+        more = min(rest, left.tokens)
+        if more > 0 and not sequence.scoring and sequence.kv is not None:
+            length = sequence.computed + step.rows[i] + more
+            if sequence.kv.writable >= length or state.kv.reserve(sequence.kv, length):
+                step.rows[i] += more
+                left.tokens -= more
 
 
 def _preempt(state: State, step: StepPlan, victim: Sequence) -> None:

@@ -40,15 +40,35 @@ def test_prompts_leave_most_of_a_step_to_drafts_while_others_decode(tools: Any) 
     assert [rows(bench.step()) for _ in range(2)] == [{"long": 1, "short": 1, "longer": 4}] * 2
     assert bench.plans[-1].spare == 20 - 6
     bench.submit(tools.request("last", range(70, 73)))
-    assert rows(bench.step()) == {"long": 1, "short": 1, "longer": 8}  # twice the bound, to be done
-    assert bench.plans[-1].spare == 20 - 10
     assert rows(bench.step()) == {"long": 1, "short": 1, "longer": 1, "last": 3}
+    assert rows(bench.step()) == {"long": 1, "short": 1, "last": 1, "longer": 7}  # beyond the bound, to be done
+    assert bench.plans[-1].spare == 20 - 10
 
 
-def test_a_prompt_under_way_comes_before_waiting_prompts(tools: Any) -> None:
+def test_a_prompt_under_way_comes_before_waiting_prompts_that_are_as_long(tools: Any) -> None:
     bench = tools.Bench(max_num_batched_tokens=8)
-    bench.submit(tools.request("first", range(20)), tools.request("second", range(50, 60)))
+    bench.submit(tools.request("first", range(20)), tools.request("second", range(50, 65)))
     assert [rows(bench.step()) for _ in range(3)] == [{"first": 8}, {"first": 8}, {"first": 4, "second": 4}]
+
+
+def test_a_shorter_prompt_passes_a_long_one_which_goes_on_meanwhile(tools: Any) -> None:
+    bench = tools.Bench(max_num_batched_tokens=16, prefix_caching=False)
+    bench.submit(tools.request("long", [7] * 200, max_tokens=1))
+    assert rows(bench.step()) == {"long": 16}
+    for i in range(43):  # others come and come
+        bench.submit(tools.request(f"short{i}", [8] * 12, max_tokens=1))
+        assert rows(bench.step()) == {"long": 4, f"short{i}": 12}
+    bench.submit(tools.request("last", [8] * 12, max_tokens=1))
+    assert rows(bench.step()) == {"long": 12, "last": 4}  # neither is shorter
+
+
+def test_what_is_kept_for_a_waiting_prompt_that_cannot_come_in_goes_to_those_that_run(tools: Any) -> None:
+    bench = tools.Bench(page_size=4, num_pages=7, max_num_batched_tokens=8, prefix_caching=False)
+    bench.submit(tools.request("first", range(24), max_tokens=4))
+    assert rows(bench.step()) == {"first": 8}
+    bench.submit(tools.request("second", range(50, 58), max_tokens=20))
+    assert [rows(bench.step()) for _ in range(2)] == [{"first": 8}] * 2
+    assert [step.waiting_reasons for step in bench.plans[1:]] == [{"pages": 1}, {"budget": 1}]
 
 
 def test_no_more_than_max_num_seqs_run_and_the_first_come_first(tools: Any) -> None:
