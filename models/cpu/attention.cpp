@@ -290,7 +290,6 @@ inline void attend_split(const KV<E>& kv, const int32_t* table, int kv_head, con
             const int first = q.slot[row], last = q.slot[row + 3 < q.rows ? row + 3 : q.rows - 1];
             if (start > last || (kv.window && start + KEY_BLOCK<E> <= first - kv.window + 1)) continue;
             if (kv.dim % 64 == 0) attend_rows<E, 4>(kv, q, row, start, here, ahead, state);
-            else if (kv.dim % 32 == 0) attend_rows<E, 2>(kv, q, row, start, here, ahead, state);
             else attend_rows<E, 1>(kv, q, row, start, here, ahead, state);
         }
     }
