@@ -22,6 +22,7 @@ _CPU_SHARE, _CUDA_SHARE = 0.25, 0.85
 _CPU_TILE = 16  # tokens
 # Rows of prompts in a step beside sequences that decode: few enough to keep the slowest stream within twice the median.
 _CPU_PREFILL_BESIDE = 128
+_AS_ASKED = "as asked"
 # A context shortened to fit the memory is not worth serving below this.
 _SHORTEST_CONTEXT = 1024
 
@@ -158,8 +159,16 @@ def resolve(settings: Settings, hardware: Hardware, facts: ModelFacts, draft: Mo
 
 def refit(plan: Plan, page_bytes: int) -> Plan:
     """The plan where the kernels that it counted on could not be had: keys and values in `dtype`, a page of them
-    `page_bytes`, as many as the same memory holds."""
+    `page_bytes`, as many as the same memory holds. Raises ConfigError where that is of no use, or not as asked."""
     num_pages, drafting = plan.kv_bytes // page_bytes, plan.drafting
+    if plan.reasons["kv_dtype"] == _AS_ASKED:
+        raise ConfigError("--kv-cache-dtype int8 needs the CPU kernels, which could not be built: use auto")
+    fits = num_pages * plan.page_size
+    if fits < plan.max_model_len and (plan.reasons["max_model_len"] == _AS_ASKED or fits < _SHORTEST_CONTEXT):
+        raise ConfigError(
+            f"without the CPU kernels the KV pool holds {fits} tokens, less than one context of {plan.max_model_len}: "
+            "raise --kv-memory, or lower --max-model-len"
+        )
     if drafting is not None and drafting.num_pages:
         wider = drafting.page_bytes * page_bytes // plan.page_bytes
         drafting = replace(drafting, page_bytes=wider, num_pages=drafting.num_pages * drafting.page_bytes // wider)
@@ -169,8 +178,10 @@ def refit(plan: Plan, page_bytes: int) -> Plan:
         page_bytes=page_bytes,
         num_pages=num_pages,
         offload_pages=plan.offload_pages * plan.page_bytes // page_bytes,
-        max_model_len=min(plan.max_model_len, num_pages * plan.page_size),
+        max_model_len=min(plan.max_model_len, fits),
         drafting=drafting,
+        attention_backend="torch",
+        reasons=plan.reasons | dict.fromkeys(("kv_dtype", "attention_backend"), "the CPU kernels could not be built"),
     )
 
 
@@ -185,7 +196,7 @@ def _device(settings: Settings, hardware: Hardware) -> tuple[str, str]:
 
 def _dtype(settings: Settings, hardware: Hardware, device: str) -> tuple[str, str]:
     if settings.dtype != "auto":
-        return settings.dtype, "as asked"
+        return settings.dtype, _AS_ASKED
     if device == "cuda":
         modern = hardware.cuda[0].capability >= (8, 0)
         return ("bfloat16", "the GPU computes in it") if modern else ("float16", "the GPU is older than bfloat16")
@@ -207,7 +218,7 @@ def _attention_backend(settings: Settings, hardware: Hardware, device: str, dtyp
             raise ConfigError("--deterministic needs triton on CUDA, and there is none: pip install triton")
         return "triton", "--deterministic: matrix products, norms and attention that do not depend on the batch"
     if settings.attention_backend != "auto":
-        backend, reason = settings.attention_backend, "as asked"
+        backend, reason = settings.attention_backend, _AS_ASKED
     elif device == "cuda":
         backend, reason = "torch", "runs on any device"
     elif "float16" in dtypes:
@@ -226,14 +237,14 @@ def _quantization(settings: Settings, facts: ModelFacts, backend: str) -> tuple[
         return ("stored", "as the file has them") if backend == "cpu" else ("none", f"dequantised from {facts.weights}")
     if settings.quantization != "none" and backend != "cpu":
         raise ConfigError(f"--quantization {settings.quantization} needs the CPU kernels: use none with torch")
-    return settings.quantization, "as asked"
+    return settings.quantization, _AS_ASKED
 
 
 def _kv_dtype(settings: Settings, hardware: Hardware, backend: str, quantization: str, dtype: str) -> tuple[str, str]:
     if settings.kv_cache_dtype == "int8" and backend != "cpu":
         raise ConfigError("--kv-cache-dtype int8 needs the CPU kernels: use auto with torch")
     if settings.kv_cache_dtype != "auto":
-        return settings.kv_cache_dtype, "as asked"
+        return settings.kv_cache_dtype, _AS_ASKED
     # Tile registers multiply bfloat16 faster than the vector units do int8.
     if backend == "cpu" and quantization != "none" and "amx_bf16" not in hardware.isa:
         return "int8", "as few bits as the weights' arithmetic"
@@ -259,8 +270,8 @@ def _step(settings: Settings, device: str) -> tuple[int, int, str, str]:
     return (
         budget,
         seqs,
-        "as asked" if settings.max_num_batched_tokens else f"{default}: longer steps hold up streams",
-        "as asked" if settings.max_num_seqs else default,
+        _AS_ASKED if settings.max_num_batched_tokens else f"{default}: longer steps hold up streams",
+        _AS_ASKED if settings.max_num_seqs else default,
     )
 
 
@@ -306,7 +317,7 @@ def _context(wanted: int, asked: bool, pages: int, page_size: int, token_bytes: 
     """The longest context, at most `wanted`, that the pool holds; ConfigError when that is too short to serve."""
     held = pages * page_size
     if wanted <= held:
-        return wanted, "as asked" if asked else "the model's own"
+        return wanted, _AS_ASKED if asked else "the model's own"
     need = -(-wanted // page_size) * page_size * token_bytes
     if asked or held < _SHORTEST_CONTEXT:
         raise ConfigError(

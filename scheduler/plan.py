@@ -6,9 +6,10 @@ the state (admits, preempts, reserves pages) and says what it did. Owned by the 
 The order of things:
 
 1. Each sequence that decodes gets one row, and prompts the rest of the budget: a quarter of it the most senior one, so
-   that it gets on whoever comes, and then of one priority who has least left to compute. Beside sequences that decode,
-   and wait for them, prompts get no more than a bound of their own, or up to twice that where it ends a prompt.
-   Seniority is (priority, arrival, choice).
+   that it gets on whoever comes, and then of one priority whose prompt is due first: a prompt of n tokens is due n rows
+   after it came, so shorter ones pass it until they have had as many rows as it has. Beside sequences that decode, and
+   wait for them, prompts get no more than a bound of their own, or up to twice that where it ends a prompt. Seniority
+   is (priority, arrival, choice).
 2. Pages are reserved by seniority. When there are none, the most junior running sequence is preempted, which may be
    the one asking. So the most senior always gets its pages, and two that cannot both fit run one after the other,
    never back and forth.
@@ -132,12 +133,13 @@ def plan(state: State, budget: int) -> StepPlan:
         _admit_waiting(state, step, left)
     if kept and left.tokens:
         _take_more(state, step, left)
+    state.prompt_rows += sum(count for count in step.rows if count > 1)
     step.spare = left.tokens + left.aside
     return step
 
 
 def _take_prompts(state: State, left: _Budget, prefilling: list[int], rows: list[int]) -> int:
-    """Rows for the prompts under way, and how many are kept for shorter ones that wait."""
+    """Rows for the prompts under way, and how many are kept for those that wait and are due before."""
     if not prefilling:
         return 0
     if left.tokens:
@@ -159,7 +161,7 @@ def _take_prompts(state: State, left: _Budget, prefilling: list[int], rows: list
 
 
 def _turn(sequence: Sequence) -> tuple[int, int, SortKey]:
-    return sequence.key[0], sequence.goal - sequence.computed, sequence.key
+    return sequence.key[0], sequence.due, sequence.key
 
 
 def _take_more(state: State, step: StepPlan, left: _Budget) -> None:

@@ -37,6 +37,7 @@ class State:
         self.context_limit = min(limits.max_model_len, kv.max_length())
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
+        self.prompt_rows = 0  # computed since the start
         self.num_pending = 0  # PENDING choices: they wait, but not in the queue
         self.num_forking = 0
         self.free_slots = list(range(limits.max_num_seqs))
@@ -61,6 +62,8 @@ class State:
     def submit(self, choices: list[Sequence]) -> None:
         """Queue choice 0 of a new request. The others wait for its prompt to be computed."""
         choices[0].forks = choices[1:]
+        for choice in choices:
+            choice.due = self.prompt_rows + choice.goal
         self.num_pending += len(choices) - 1
         self.enqueue(choices[0])
 

@@ -81,6 +81,10 @@ def test_without_the_kernels_the_same_memory_holds_fewer_tokens() -> None:
     assert found.num_pages == planned.kv_bytes // page_bytes
     assert found.offload_pages == planned.offload_pages * planned.page_bytes // page_bytes
     assert found.max_model_len == found.num_pages * 16 < planned.max_model_len
+    assert (found.attention_backend, found.reasons["kv_dtype"]) == ("torch", "the CPU kernels could not be built")
+    for asked in ({"kv_cache_dtype": "int8"}, {"kv_memory": "2MiB", "max_model_len": "128"}):
+        with pytest.raises(ConfigError, match="CPU kernels"):
+            refit(plan(LAPTOP, SMALL, **asked), page_bytes)
 
 
 def test_a_gpu_is_taken_when_there_is_one_unless_the_cpu_is_asked_for() -> None:
