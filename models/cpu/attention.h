@@ -82,7 +82,6 @@ INLINE float quantise(const float* x, int count, const F& put) {
     for (int d = 0; d < count; d += TILE) put(d, __builtin_convertvector(round_even(load<f32x16>(x + d) * splat(inverse)), i32x16));
     return top / 127.0f;
 }
-typedef int8_t i8x16 __attribute__((vector_size(16)));
 
 // One head of a query as attention reads it: float [dim] to query_size(dim) numbers. Overwrites its input.
 template <class E>

@@ -94,7 +94,6 @@ struct Rows {
 // two: the largest group, whose rounding weighs most, has the one that fits it. Codes to nearest even. Sixteen groups at a
 // time.
 inline void quantise_row(const Rows& rows, int r, float top, bool even) {
-    typedef int8_t i8x16 __attribute__((vector_size(16)));
     constexpr int FINEST = 10;                                 // halvings; 2^10 times a group's sum is below 2^31
     constexpr float LARGEST = 32767.0f, TOGETHER = 64000.0f;   // of int16 sums; of all in a row, times 32767 and rounded below 2^31
     const int groups = rows.width / GROUP;

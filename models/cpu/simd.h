@@ -21,6 +21,7 @@ typedef int32_t i32x16 __attribute__((vector_size(64)));
 typedef uint32_t u32x16 __attribute__((vector_size(64)));
 typedef uint16_t u16x16 __attribute__((vector_size(32)));
 typedef uint8_t u8x64 __attribute__((vector_size(64)));
+typedef int8_t i8x16 __attribute__((vector_size(16)));
 typedef uint16_t bf16;  // the upper half of a float's bits
 
 template <class V>
