@@ -5,7 +5,6 @@
 #include <cerrno>
 #include <unistd.h>
 #include <algorithm>
-#include <memory>
 #include "attention.h"
 #include "pack.h"
 #include "sampler.h"
@@ -90,36 +89,45 @@ struct Workspace {
     }
 };
 
+// A step to compute, and the eventfd that counts one up when it is done.
+struct Errand {
+    struct Engine* engine;
+    const Model* model;
+    const Step* step;
+    int descriptor;
+};
+
 struct Engine {
     Pool pool;
     Workspace work;
     explicit Engine(int threads) : pool(threads) {}
     ~Engine() {
-        if (!driver.joinable()) return;
+        if (!driven) return;
         errand = {};
-        errands.fetch_add(1, std::memory_order_release);
-        errands.notify_one();
-        driver.join();
+        errands.ring();
+        pthread_join(driver, nullptr);
     }
 
-    // Have `work` done by a thread that only waits for such errands, and go on. One at a time; an empty one ends it.
-    void send(std::function<void()> work) {
-        errand = std::move(work);
-        errands.fetch_add(1, std::memory_order_release);
-        errands.notify_one();
-        if (driver.joinable()) return;
-        driver = std::thread([this] {
-            for (uint32_t seen = 0;; seen++) {
-                errands.wait(seen, std::memory_order_acquire);
-                const std::function<void()> now = std::move(errand);
-                if (!now) return;
-                now();
-            }
-        });
+    // Have a step done by a thread that only waits for such errands, and go on. One at a time; one without a model ends it.
+    void send(const Errand& step) {
+        errand = step;
+        errands.ring();
+        if (!driven) driven = !pthread_create(&driver, nullptr, &Engine::drive, this);
+        if (!driven) perform(errand);
     }
-    std::thread driver;
-    std::function<void()> errand;
-    std::atomic<uint32_t> errands{0};
+    static void* drive(void* engine) {
+        Engine& e = *(Engine*)engine;
+        for (uint32_t seen = 0;;) {
+            seen = e.errands.wait(seen);
+            if (!e.errand.model) return nullptr;
+            perform(e.errand);
+        }
+    }
+    static void perform(Errand errand);
+    pthread_t driver;
+    bool driven = false;
+    Errand errand;
+    Bell errands;
 
     // Run `job(thread)` on every thread, whatever others have done with their tiles since the last.
     template <class F>
@@ -359,6 +367,20 @@ void run_step(Engine& e, const Model& m, const Step& s) {
     });
 }
 
+void run_step(Engine& e, const Model& m, const Step& s) {
+    switch (m.kv_format) {
+        case KV_F32: return run_step<float>(e, m, s);
+        case KV_INT8: return run_step<int8_t>(e, m, s);
+        default: return run_step<bf16>(e, m, s);
+    }
+}
+
+void Engine::perform(Errand errand) {
+    run_step(*errand.engine, *errand.model, *errand.step);
+    const uint64_t one = 1;
+    while (write(errand.descriptor, &one, sizeof one) < 0 && errno == EINTR) {}
+}
+
 }  // namespace octavo
 
 using namespace octavo;
@@ -370,23 +392,10 @@ void octavo_tiles(int allowed) { amx::allow(allowed); }
 int octavo_has_tiles() { return amx::available(); }
 void octavo_engine_free(void* e) { delete (Engine*)e; }
 
-void octavo_step(void* engine, const Model* model, const Step* step) {
-    Engine& e = *(Engine*)engine;
-    switch (model->kv_format) {
-        case KV_F32: return run_step<float>(e, *model, *step);
-        case KV_INT8: return run_step<int8_t>(e, *model, *step);
-        default: return run_step<bf16>(e, *model, *step);
-    }
-}
+void octavo_step(void* engine, const Model* model, const Step* step) { run_step(*(Engine*)engine, *model, *step); }
 
 // The same without waiting for it: `descriptor`, an eventfd, counts one up when it is done.
-void octavo_start(void* engine, const Model* model, const Step* step, int descriptor) {
-    ((Engine*)engine)->send([=] {
-        octavo_step(engine, model, step);
-        const uint64_t one = 1;
-        while (write(descriptor, &one, sizeof one) < 0 && errno == EINTR) {}
-    });
-}
+void octavo_start(void* engine, const Model* model, const Step* step, int descriptor) { ((Engine*)engine)->send({(Engine*)engine, model, step, descriptor}); }
 
 size_t octavo_packed_bytes(int format, int outs, int ins) { return (size_t)((outs + BLOCK - 1) / BLOCK) * block_bytes(format, ins); }
 

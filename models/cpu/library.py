@@ -38,7 +38,7 @@ KINDS = {
 }
 
 # -ffp-contract=off: only explicit fused multiply-adds, so that every instance of a kernel rounds alike (see simd.h).
-FLAGS = ["-O2", "-std=gnu++20", "-ffp-contract=off", "-fPIC", "-pthread", "-w", "-march=native"]
+FLAGS = ["-O2", "-std=gnu++17", "-ffp-contract=off", "-fPIC", "-pthread", "-w", "-march=native"]
 
 
 class Matrix(Structure):

@@ -22,7 +22,7 @@ from models.torch_sampler import sample
 
 Sampler = Callable[[npt.NDArray[np.float32], SamplingBatch], StepOutput]
 
-SOURCE = Path(models.cpu.__file__).parent / "sampler_entry.cpp"
+SOURCE = Path(models.cpu.__file__).parent / "sampler.cpp"
 FLAGS = ("-O3", "-std=c++17", "-fno-fast-math", "-ffp-contract=off", "-Wall", "-Wno-maybe-uninitialized", "-Werror")
 MACHINES = ("native", "x86-64-v3", "x86-64")
 
