@@ -20,8 +20,9 @@ from config.speculative import SpeculativeConfig
 # too; a GPU is usually taken whole, less what activations and graphs need.
 _CPU_SHARE, _CUDA_SHARE = 0.25, 0.85
 _CPU_TILE = 16  # tokens
-# Rows of prompts in a step beside sequences that decode: few enough to keep the slowest stream within twice the median.
-_CPU_PREFILL_BESIDE = 128
+# Rows of prompts in a step beside sequences that decode. More hold up every stream for a tenth of a second at once; how
+# many of such steps a stream bears is the scheduler's to say.
+_CPU_PREFILL_BESIDE = 192
 _AS_ASKED = "as asked"
 # A context shortened to fit the memory is not worth serving below this.
 _SHORTEST_CONTEXT = 1024

@@ -16,7 +16,7 @@ class Limits:
     max_model_len: int  # tokens of prompt and output together
     max_num_seqs: int = 256  # sequences running at once
     max_num_batched_tokens: int = 2048  # token rows in one step
-    max_prefill_beside: int = 2048  # of them, those of prompts while others decode; twice as many to end one
+    max_prefill_beside: int = 2048  # of them, those of prompts while others decode: see `plan`
     max_queued_requests: int = 1024  # sequences waiting
     max_queued_tokens: int | None = None  # prompt tokens waiting, each prompt counted once; None: no bound
     max_queue_delay: float | None = math.inf  # seconds until a place; None: as a first token takes from there on

@@ -8,8 +8,9 @@ The order of things:
 1. Each sequence that decodes gets one row, and prompts the rest of the budget: a quarter of it the most senior one, so
    that it gets on whoever comes, and then of one priority whose prompt is due first: a prompt of n tokens is due n rows
    after it came, so shorter ones pass it until they have had as many rows as it has. Beside sequences that decode, and
-   wait for them, prompts get no more than a bound of their own, or up to twice that where it ends a prompt. Seniority
-   is (priority, arrival, choice).
+   wait for them, prompts get no more than a bound of their own, or what ends a prompt, and no more than each of these
+   sequences still bears: twice the bound in all, and a third of it for each of its tokens, so that short answers are
+   not given in the middle of other people's prompts only. Seniority is (priority, arrival, choice).
 2. Pages are reserved by seniority. When there are none, the most junior running sequence is preempted, which may be
    the one asking. So the most senior always gets its pages, and two that cannot both fit run one after the other,
    never back and forth.
@@ -31,6 +32,11 @@ from scheduler.errors import OutOfPages
 from scheduler.request import Sequence, SortKey, Status
 from scheduler.state import State
 
+# What a sequence bears of prompts beside it, in bounds for one step: a part of one for each of its tokens, and some more
+# besides. In simulated chats (16 clients, 25 seeds) the slowest answer takes 1.6 times as long for a token as the
+# median one, 2.0 times with no such limit, and the mean time to the first token is a tenth longer.
+TOKENS_TO_A_BOUND = 3
+BOUNDS_BESIDES = 2
 # How many neighbours in turn a sequence may wait for, so that a chain of them cannot hold it back for ever.
 MAX_HOLDS = 8
 # How many waiting sequences are compared with those neighbours in one step.
@@ -71,10 +77,10 @@ class _Budget:
     aside: int = 0  # kept from prompts, because others decode
     to_end: int = 0  # of those, what may be taken to end a prompt
 
-    def limit_prompts(self, most: int) -> None:
-        self.aside = max(0, self.tokens - most)
+    def limit_prompts(self, bound: int, borne: int) -> None:
+        self.aside = max(0, self.tokens - min(bound, borne))
         self.tokens -= self.aside
-        self.to_end = min(self.aside, most)
+        self.to_end = min(self.aside, max(0, borne - bound))
 
     def take(self, sequence: Sequence, has: int = 0, most: int | None = None) -> int:
         """Rows for a sequence beside those it has, at most `most`. While there are `tokens`."""
@@ -99,13 +105,16 @@ def plan(state: State, budget: int) -> StepPlan:
     running = list(state.running)
     rows = [0] * len(running)
     prefilling = []
+    bound = state.limits.max_prefill_beside
+    borne = BOUNDS_BESIDES * bound
     for position, sequence in enumerate(running):
         if sequence.goal - sequence.computed > 1:
             prefilling.append(position)
         elif left.tokens:
             rows[position] = left.take(sequence)
+            borne = min(borne, _borne(state, sequence))
     if len(prefilling) < len(running):
-        left.limit_prompts(state.limits.max_prefill_beside)
+        left.limit_prompts(bound, borne)
     kept = _take_prompts(state, left, prefilling, rows)
 
     reserve = state.kv.reserve
@@ -136,6 +145,16 @@ def plan(state: State, budget: int) -> StepPlan:
     state.prompt_rows += sum(count for count in step.rows if count > 1)
     step.spare = left.tokens + left.aside
     return step
+
+
+def _borne(state: State, sequence: Sequence) -> int:
+    """How many rows of prompts a sequence that decodes still bears beside it."""
+    bound = state.limits.max_prefill_beside
+    a_token = -(-bound // TOKENS_TO_A_BOUND)
+    tokens = a_token * (sequence.known - sequence.prompt_length)
+    if sequence.bears is None:
+        sequence.bears = state.prompt_rows + BOUNDS_BESIDES * bound - tokens
+    return max(a_token, sequence.bears + tokens - state.prompt_rows)
 
 
 def _take_prompts(state: State, left: _Budget, prefilling: list[int], rows: list[int]) -> int:

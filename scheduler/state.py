@@ -131,6 +131,7 @@ class State:
         self._leave(sequence, sequence.computed)
         sequence.computed = 0
         sequence.preemptions += 1
+        sequence.bears = None
         self.enqueue(sequence)
 
     def fork(self, parent: Sequence, child: Sequence) -> bool:
