@@ -105,9 +105,16 @@ def generate() -> str:
 def read(path: Path) -> list[Key]:
     """The keys in a file. Raises ConfigError with one line that names the entry."""
     try:
-        keys = _FILE.validate_python(yaml.safe_load(path.read_text(encoding="utf-8"))) or []
+        content = path.read_bytes()
     except OSError as error:
         raise ConfigError(f"--api-key-file {path}: cannot be read: {(error.strerror or str(error)).lower()}") from None
+    return parse(content, path)
+
+
+def parse(content: bytes, path: Path) -> list[Key]:
+    """The keys in what a file holds. Raises as `read` does."""
+    try:
+        keys = _FILE.validate_python(yaml.safe_load(content.decode())) or []
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"]))

@@ -9,7 +9,7 @@ from pathlib import Path
 import yaml
 
 from config.errors import ConfigError
-from server.keys import Key, digest, generate, read
+from server.keys import Key, digest, generate, parse, read
 
 _LIMITS = ("max_concurrent", "requests_per_minute", "tokens_per_minute")
 
@@ -44,9 +44,25 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigError("a name has letters, digits and . @ + - _, limits are positive") from None
     if any(other.name == key.name for other in keys):
         raise ConfigError(f"{path} has a key of that name: take its line out first")
-    entry = key.model_dump(exclude_unset=True)
-    # Appended, so that comments and order stay; readable by its owner alone.
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "a", encoding="utf-8") as file:
-        file.write("- " + yaml.safe_dump(entry, default_flow_style=True, sort_keys=False, width=10_000))
+    try:
+        _append(path, key, [*keys, key])
+    except OSError as error:
+        raise ConfigError(f"--file {path}: cannot be written: {(error.strerror or str(error)).lower()}") from None
     print(secret)
     return 0
+
+
+def _append(path: Path, key: Key, expected: list[Key]) -> None:
+    """Add a line, so that comments and order stay. Raises OSError, or ConfigError where a line would spoil the file."""
+    entry = key.model_dump(exclude_unset=True)
+    line = "- " + yaml.safe_dump(entry, default_flow_style=True, sort_keys=False, width=10_000)
+    before = path.read_bytes() if path.exists() else b""
+    added = (b"\n" if before and not before.endswith(b"\n") else b"") + line.encode()
+    try:
+        fits = parse(before + added, path) == expected
+    except ConfigError:
+        fits = False
+    if not fits:
+        raise ConfigError(f"--file {path}: no line can be added to it: begin each key with `- ` at the start of a line")
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as file:  # its owner's alone
+        file.write(added)

@@ -51,6 +51,26 @@ def test_a_new_key_is_shown_once_and_kept_as_a_digest(file: Path, capsys: pytest
     assert main(["keys", "new", "a b", "--file", str(file)]) == 2
 
 
+def test_a_file_that_cannot_be_written_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "none" / "keys.yaml"
+    assert main(["keys", "new", "alice", "--file", str(file)]) == 2
+    assert capsys.readouterr() == ("", f"octavo: error: --file {file}: cannot be written: no such file or directory\n")
+
+
+def test_a_key_is_added_to_what_was_written_by_hand_or_the_file_stays_as_it_was(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entry = f"{{name: by.hand, sha256: {'a' * 64}}}"
+    file.write_text(f"# without an end of line\n- {entry}")
+    new(capsys, file, "alice")
+    assert [key.name for key in read(file)] == ["by.hand", "alice"]
+    for text in (f"[{entry}]\n", "[]", f"  - {entry}\n", f"- {entry}\n...\n"):
+        file.write_text(text)
+        assert main(["keys", "new", "alice", "--file", str(file)]) == 2
+        assert "no line can be added to it" in capsys.readouterr().err
+        assert file.read_text() == text
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
