@@ -37,7 +37,7 @@ def run(options: argparse.Namespace) -> int:
         return 0
     secret = generate()
     fields = {limit: getattr(options, limit) for limit in _LIMITS} | {"admin": options.admin}
-    given = {name: value for name, value in fields.items() if value}
+    given = {name: value for name, value in fields.items() if value is not None and value is not False}
     try:
         key = Key(name=options.name, sha256=digest(secret), **given)
     except ValueError:

@@ -51,6 +51,13 @@ def test_a_new_key_is_shown_once_and_kept_as_a_digest(file: Path, capsys: pytest
     assert main(["keys", "new", "a b", "--file", str(file)]) == 2
 
 
+@pytest.mark.parametrize("limit", ["0", "-1"])
+def test_a_limit_of_nothing_is_not_taken_for_none(file: Path, limit: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["keys", "new", "alice", "--file", str(file), "--max-concurrent", limit]) == 2
+    assert "limits are positive" in capsys.readouterr().err
+    assert not file.exists()
+
+
 def test_a_file_that_cannot_be_written_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "none" / "keys.yaml"
     assert main(["keys", "new", "alice", "--file", str(file)]) == 2
