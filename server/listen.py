@@ -60,12 +60,17 @@ def check_tls(certfile: Path | None, keyfile: Path | None) -> None:
     try:
         context.load_verify_locations(certfile)
         flag = flag if keyfile is None else f"--ssl-keyfile {keyfile}"
-        context.load_cert_chain(certfile, keyfile)
+        context.load_cert_chain(certfile, keyfile, password=lambda: _refuse_passphrase(flag))
     except ssl.SSLError as error:
         problem = _TLS_PROBLEMS.get(error.reason) or f"cannot be used: {error.reason.replace('_', ' ').lower()}"
         raise ConfigError(f"{flag} {problem}") from None
     except OSError as error:
         raise ConfigError(f"{flag} cannot be read: {(error.strerror or str(error)).lower()}") from None
+
+
+def _refuse_passphrase(flag: str) -> str:
+    """Instead of OpenSSL's question at the terminal, where a daemon has nobody."""
+    raise ConfigError(f"{flag} has a passphrase: write it without one by `openssl pkey -in FILE -out FILE-WITHOUT`")
 
 
 def url_of(bound: socket.socket, scheme: str = "http") -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import re
 import socket
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -91,4 +92,15 @@ def test_a_certificate_or_key_that_cannot_be_used_is_a_sentence_that_names_its_f
         (crt, other, "--ssl-keyfile other/key.pem is not the key of the --ssl-certfile"),
     ):
         with pytest.raises(ConfigError, match=f"^{re.escape(says)}$"):
+            check_tls(certfile, keyfile)
+
+
+def test_a_passphrase_is_refused_instead_of_asked_for(tmp_path: Path) -> None:
+    certificate, key = self_signed(tmp_path)
+    locked, both = tmp_path / "locked.pem", tmp_path / "both.pem"
+    lock = ["openssl", "pkey", "-aes256", "-passout", "pass:secret", "-in", str(key), "-out", str(locked)]
+    subprocess.run(lock, check=True)
+    both.write_text(certificate.read_text() + locked.read_text())
+    for certfile, keyfile, flag in ((certificate, locked, "--ssl-keyfile"), (both, None, "--ssl-certfile")):
+        with pytest.raises(ConfigError, match=f"^{flag} {keyfile or certfile} has a passphrase: write it without one"):
             check_tls(certfile, keyfile)
