@@ -32,7 +32,7 @@ from server.protocol.completions import PrefixRequest
 from server.refusals import failure, refusal
 from server.replies.head import new_id
 from server.routes.generating import body_of, raw_prompts, validated
-from server.routes.info import Limit
+from server.routes.query import Limit, refuse_other
 from server.saved_cache import SavedCache
 from server.state import ServerState
 
@@ -129,7 +129,8 @@ def router(state: ServerState) -> APIRouter:
         return await moved(SavedCache.load)
 
     @routes.get("/debug/cache")
-    async def cache(limit: Limit = 50, cells: Annotated[int, Query(ge=0, le=4096)] = 0) -> Response:
+    async def cache(request: Request, limit: Limit = 50, cells: Annotated[int, Query(ge=0, le=4096)] = 0) -> Response:
+        refuse_other(request, "limit", "cells")
         return object_response(cache_view(state, limit, cells))
 
     return routes

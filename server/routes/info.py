@@ -17,9 +17,9 @@ from starlette.responses import Response
 from scheduler.journal import RequestLife
 from server.answer import object_response
 from server.errors import NotFound, Unavailable, shown
+from server.routes.query import Limit, refuse_other
 from server.state import ServerState
 
-Limit = Annotated[int, Query(ge=1, le=1000)]
 SUMMARY = (
     "id", "prompt_tokens", "cached_tokens", "output_tokens", "n", "priority", "preemptions", "drafted_tokens",
     "accepted_tokens", "finish_reasons", "error", "dropped_events",
@@ -64,13 +64,15 @@ def router(state: ServerState) -> APIRouter:
         return object_response(state.info)
 
     @routes.get("/debug/requests")
-    async def requests(limit: Limit = 50) -> Response:
+    async def requests(request: Request, limit: Limit = 50) -> Response:
+        refuse_other(request, "limit")
         return object_response(
             {"requests": [_summary(life, state.clock()) for life in islice(state.engine.journal.lives(), limit)]}
         )
 
     @routes.get("/debug/requests/{request_id}")
-    async def request(request_id: str) -> Response:
+    async def request(request: Request, request_id: str) -> Response:
+        refuse_other(request)
         life = state.engine.journal.life(request_id)
         if life is None:
             raise NotFound(f"No current or recent request has the id {shown(request_id)}.", param="request_id")
@@ -90,7 +92,8 @@ def router(state: ServerState) -> APIRouter:
         return object_response({**_summary(life, state.clock()), "events": events, "drafts": drafts})
 
     @routes.get("/debug/steps")
-    async def steps(limit: Limit = 50, after: Annotated[int, Query(ge=0)] = 0) -> Response:
+    async def steps(request: Request, limit: Limit = 50, after: Annotated[int, Query(ge=0)] = 0) -> Response:
+        refuse_other(request, "limit", "after")
         steps = [step for step in state.engine.journal.steps if step.number > after]
         return object_response({"steps": steps[-limit:]})
 

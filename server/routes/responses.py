@@ -13,7 +13,7 @@ from starlette.responses import Response
 from server.answer import object_response
 from server.body import read_json
 from server.conversing import begin, prompt_of
-from server.errors import APIError, InternalError, InvalidRequest, bounded, renaming, shown, unsupported, wrong
+from server.errors import APIError, InternalError, InvalidRequest, renaming, shown, unsupported, wrong
 from server.generation import ClientGone, Generation
 from server.protocol.chat import ChatCompletionRequest
 from server.protocol.checks import read
@@ -22,6 +22,7 @@ from server.replies.head import new_id
 from server.replies.response import ResponseWriter
 from server.response_store import ResponseStore
 from server.routes.generating import answered, body_of, validated
+from server.routes.query import refuse_other
 from server.state import ServerState
 
 logger = logging.getLogger(__name__)
@@ -74,7 +75,7 @@ def router(state: ServerState) -> APIRouter:
     async def retrieve(request: Request, response_id: str, stream: bool = False) -> Response:
         if stream:
             raise unsupported("stream", "is not supported: what was streamed once is not kept")
-        _refuse_other(request, "stream")
+        refuse_other(request, "stream")
         return object_response(store.get(response_id).body())
 
     @routes.get("/v1/responses/{response_id}/input_items")
@@ -85,7 +86,7 @@ def router(state: ServerState) -> APIRouter:
         order: Literal["asc", "desc"] = "desc",
         after: str | None = None,
     ) -> Response:
-        _refuse_other(request, "limit", "order", "after")
+        refuse_other(request, "limit", "order", "after")
         items = store.get(response_id).input_items()
         if order == "desc":
             items.reverse()
@@ -112,13 +113,6 @@ def router(state: ServerState) -> APIRouter:
         return object_response({"id": response_id, "object": "response", "deleted": True})
 
     return routes
-
-
-def _refuse_other(request: Request, *known: str) -> None:
-    """Refuse parameters of the query that are not known."""
-    for name in request.query_params:
-        if name not in known:
-            raise unsupported(bounded(name, 60), "is no parameter of this path")
 
 
 async def _collect(work: Generation, writer: ResponseWriter) -> None:

@@ -139,6 +139,13 @@ def test_a_wrong_parameter_of_a_query_is_named_in_a_sentence(server: Any, query:
     assert error["param"] == message.split("'")[1]
 
 
+@pytest.mark.parametrize("path", ["requests", "requests/none", "steps", "cache"])
+def test_a_parameter_that_is_not_known_is_named(server: Any, path: str) -> None:
+    error = server.error(server.http.get(f"/debug/{path}", params={"cels": "5"}), 400)
+    assert (error["param"], error["code"]) == ("cels", "unsupported_parameter")
+    assert error["message"] == "'cels' is no parameter of this path."
+
+
 def raw(server: Any, path: str, header: str | None) -> tuple[int, dict[str, str], Any]:
     """A GET whose path and header are sent as they are."""
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
