@@ -36,7 +36,7 @@ from loadtest.driver import TIMEOUT_SECONDS
 from loadtest.figures import Figures, Slo, details
 from loadtest.report import page
 from loadtest.run import How, Run, measure
-from loadtest.servers import Server, get_json, serving
+from loadtest.servers import Server, get_json, serving, trusting
 from loadtest.tables import Row, short, terminal
 
 STANDARD = ("single:2:1", "decode:16:16", "chat:48:16", "prefix:40:8", "prefill:16:4", "long:6:3")
@@ -150,11 +150,7 @@ def _how(options: argparse.Namespace) -> How:
         raise ValueError("--find-capacity needs --slo")
     due(options.arrivals, options.rate or 1.0, 1, options.seed)  # a mistake is known before a server is asked
     fields = ({"ignore_eos": None} if options.natural else {}) | options.fields
-    try:
-        tls = ssl.create_default_context(cafile=options.cafile)
-    except OSError:  # ssl.SSLError is one
-        raise ValueError(f"--cafile {options.cafile} is no file of certificates in PEM form") from None
-    rest = (options.leave, options.file, options.slo, options.timeout, tls)
+    rest = (options.leave, options.file, options.slo, options.timeout, trusting(options.cafile))
     return How(options.rate, options.arrivals, options.chat, options.api_key, fields, *rest)
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import ssl
 import statistics
 import subprocess
 import sys
@@ -24,6 +25,7 @@ import time
 import urllib.request
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import psutil
 import uvloop
@@ -32,7 +34,7 @@ from rich.console import Console
 from loadtest.arrivals import due
 from loadtest.driver import drive
 from loadtest.figures import Answer, quantile_ms
-from loadtest.servers import Server, get_json, serving
+from loadtest.servers import Server, get_json, serving, trusting
 from loadtest.tables import Row, terminal
 from loadtest.workloads import make
 
@@ -64,18 +66,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=180.0, help="of overload [%(default)g]")
     parser.add_argument("--kind", default="chat", help="request set [%(default)s]")
     parser.add_argument("--url", help="a server that runs already; the daemon, with its defaults, when not given")
+    parser.add_argument("--cafile", type=Path, metavar="FILE", help="certificates to trust instead of the system's")
     parser.add_argument("--slots", type=int, default=128, help="its places in the batch, where /info does not say")
     parser.add_argument("--probe", nargs=2, metavar=("URL", "PID"), help=argparse.SUPPRESS)
     parser.add_argument("flags", nargs="*", help="flags for the daemon, after --")
     options = parser.parse_args(arguments)
-    if options.probe:
-        return _probe(*options.probe)
-    with serving(options.url, [*FLAGS, *options.flags]) as server:
-        return _measure(server, options)
+    try:
+        tls = trusting(options.cafile)
+        if options.probe:
+            return _probe(*options.probe, tls=tls)
+        with serving(options.url and options.url.rstrip("/"), [*FLAGS, *options.flags], tls=tls) as server:
+            return _measure(server, options, tls)
+    except ssl.SSLCertVerificationError as error:
+        print(f"overload: the server's certificate is not trusted ({error.verify_message}): give its own as --cafile")
+    except (RuntimeError, ValueError) as error:
+        print(f"overload: {error}")
+    return 1
 
 
-def _measure(server: Server, options: argparse.Namespace) -> int:
-    slots = ((get_json(server.url + "/info") or {}).get("plan") or {}).get("max_num_seqs") or options.slots
+def _measure(server: Server, options: argparse.Namespace, tls: ssl.SSLContext) -> int:
+    slots = ((get_json(server.url + "/info", tls=tls) or {}).get("plan") or {}).get("max_num_seqs") or options.slots
     seconds = min(60.0, options.seconds)
     numbers = iter(range(1, 100))
 
@@ -85,7 +95,8 @@ def _measure(server: Server, options: argparse.Namespace) -> int:
         time.sleep(PAUSE_SECONDS)
         prompts = list(make(options.kind, count, seed=next(numbers)))
         arrivals = due("poisson", rate, count, seed=count) if rate else None
-        answers, _ = uvloop.run(drive(server.url, server.model, prompts, 0 if rate else slots, due=arrivals))
+        sent = drive(server.url, server.model, prompts, 0 if rate else slots, due=arrivals, tls=tls)
+        answers, _ = uvloop.run(sent)
         good = [answer for answer in answers if answer.error is None]
         last = arrivals[-1] if arrivals else max(answer.started for answer in good) - answers[0].started
         # The last ones to begin leave places empty as they end: only what began before is a full server's work.
@@ -95,7 +106,7 @@ def _measure(server: Server, options: argparse.Namespace) -> int:
     count = max(slots, round(trial.offered_per_second * seconds)) + slots
     full = phase(count)
     rate = TIMES * full.offered_per_second
-    with _probed(server) as probe:
+    with _probed(server, options.cafile) as probe:
         overload = phase(max(20, round(rate * options.seconds)), rate)
     return _report(full, overload, phase(count), probe)
 
@@ -121,13 +132,13 @@ def _summary(answers: Sequence[Answer], offered_seconds: float, rate: float) -> 
     )
 
 
-def _probe(url: str, pid: str) -> int:
+def _probe(url: str, pid: str, *, tls: ssl.SSLContext) -> int:
     """Until its input ends: how long /health takes, in seconds, and the memory of the process, in bytes."""
     process = psutil.Process(int(pid)) if int(pid) else None
     with contextlib.suppress(KeyboardInterrupt):
         while True:
             began = time.perf_counter()
-            with urllib.request.urlopen(url + "/health", timeout=30) as answer:
+            with urllib.request.urlopen(url + "/health", timeout=30, context=tls) as answer:
                 answer.read()
             took = time.perf_counter() - began
             print(took, process.memory_info().rss if process else 0, flush=True)
@@ -136,10 +147,11 @@ def _probe(url: str, pid: str) -> int:
 
 
 @contextlib.contextmanager
-def _probed(server: Server) -> Iterator[list[tuple[float, int]]]:
+def _probed(server: Server, cafile: Path | None) -> Iterator[list[tuple[float, int]]]:
     """What a process of its own sees of the server while the block lasts."""
     samples: list[tuple[float, int]] = []
     command = [sys.executable, "-m", "loadtest.overload", "--probe", server.url, str(server.pid or 0)]
+    command += [] if cafile is None else ["--cafile", str(cafile)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         yield samples

@@ -33,6 +33,14 @@ class Server:
     ready_seconds: float | None = None
 
 
+def trusting(cafile: Path | None) -> ssl.SSLContext:
+    """Whom to trust: the certificates in that file, or whom this machine trusts. Raises ValueError."""
+    try:
+        return ssl.create_default_context(cafile=cafile)
+    except OSError:  # ssl.SSLError is one
+        raise ValueError(f"--cafile {cafile} is no file of certificates in PEM form") from None
+
+
 def daemon(flags: Sequence[str]) -> contextlib.AbstractContextManager[Server]:
     """Octavo on a free port for as long as the block lasts. Raises RuntimeError when it does not get ready."""
     port = free_port()

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -21,7 +22,7 @@ import pytest
 from rich.console import Console
 from support.certificate import self_signed
 
-from loadtest import bench, run
+from loadtest import bench, overload, run
 from loadtest.bench import STANDARD, main
 from loadtest.figures import Answer, Figures, summarise
 from loadtest.run import How, Run, measure
@@ -35,6 +36,7 @@ class Fake(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         pages = {"/v1/models": {"data": [{"id": "fake"}]}, "/info": {"plan": {"weight_bytes": 1, "kv_bytes": 2}}}
+        pages["/health"] = {}
         self._answer(200 if self.path in pages else 404, json.dumps(pages.get(self.path)).encode())
 
     def do_POST(self) -> None:
@@ -200,9 +202,9 @@ def test_a_server_that_is_not_there_is_one_line(capsys: pytest.CaptureFixture[st
     assert capsys.readouterr().out == NOBODY
 
 
-def test_a_server_that_signed_its_own_certificate_is_trusted_when_told_to(
-    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def secure(tmp_path: Path) -> Iterator[tuple[str, Path]]:
+    """A server that nobody trusts, and its certificate."""
     cert, key = self_signed(tmp_path)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(cert, key)
@@ -211,20 +213,52 @@ def test_a_server_that_signed_its_own_certificate_is_trusted_when_told_to(
         server.socket = context.wrap_socket(server.socket, server_side=True)
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
-        try:
-            secure = f"https://127.0.0.1:{server.server_port}"
-            for model in [], ["--model", "fake"]:
-                assert main([secure, "prefill:4:2", *model]) == 1
-                said = "the server's certificate is not trusted (self-signed certificate): give its own as --cafile"
-                assert capsys.readouterr().out.endswith(f"loadtest: {said}\n")
-            assert main([secure, "prefill:4:2", "--cafile", str(cert)]) == 0
-        finally:
-            server.shutdown()
-            thread.join()
+        yield f"https://127.0.0.1:{server.server_port}", cert
+        server.shutdown()
+        thread.join()
+
+
+UNTRUSTED = "the server's certificate is not trusted (self-signed certificate): give its own as --cafile\n"
+
+
+def test_a_server_that_signed_its_own_certificate_is_trusted_when_told_to(
+    url: str, secure: tuple[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server, cert = secure
+    for model in [], ["--model", "fake"]:
+        assert main([server, "prefill:4:2", *model]) == 1
+        assert capsys.readouterr().out.endswith(f"loadtest: {UNTRUSTED}")
+    assert main([server, "prefill:4:2", "--cafile", str(cert)]) == 0
     capsys.readouterr()
-    for file in key, tmp_path / "none":
+    for file in tmp_path / "key.pem", tmp_path / "none":
         assert main([url, "--cafile", str(file)]) == 2
         assert capsys.readouterr().out == f"loadtest: --cafile {file} is no file of certificates in PEM form\n"
+
+
+def test_an_overload_of_such_a_server_too(
+    secure: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server, cert = secure
+    quick = [server, "--kind", "prefill", "--slots", "2", "--seconds", "0.2"]
+    assert overload.main(["--url", *quick]) == 1
+    assert capsys.readouterr().out == f"overload: {UNTRUSTED}"
+    assert overload.main(["--url", *quick, "--cafile", str(tmp_path / "none")]) == 1
+    assert "none is no file of certificates in PEM form" in capsys.readouterr().out
+    monkeypatch.setattr(overload, "PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(overload, "_probed", lambda *_: nullcontext([(0.001, 0)] * 4))
+    overload.main(["--url", *quick, "--cafile", str(cert)])  # whatever the fake one promises
+    assert "kept   answers that failed, none: 0" in capsys.readouterr().out
+    command = [sys.executable, "-m", "loadtest.overload", "--probe", server, "0", "--cafile", str(cert)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as probe:
+        assert probe.stdout is not None
+        took, rss = probe.stdout.readline().split()
+        probe.terminate()
+    assert (0 < float(took) < 30, rss) == (True, "0")
+
+
+def test_an_overload_of_nothing_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert overload.main(["--url", "http://127.0.0.1:1"]) == 1
+    assert capsys.readouterr().out == NOBODY.replace("loadtest", "overload")
 
 
 def test_it_is_a_command_of_octavo() -> None:
