@@ -11,6 +11,8 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+from config.errors import ConfigError
+
 ACTIONS = {"save": "/v1/cache/save", "load": "/v1/cache/load", "reset": "/v1/cache/reset", "show": "/debug/cache"}
 
 
@@ -31,21 +33,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the answer; 1 when the daemon refuses or is not there."""
+    """Print the answer; 1 when the daemon refuses or is not there. Raises ConfigError."""
     path = ACTIONS[options.action]
     method = "GET" if options.action == "show" else "POST"
     headers = {"authorization": f"Bearer {options.admin_api_key}"}
     try:
+        trusted = ssl.create_default_context(cafile=options.cafile)
+    except OSError:  # ssl.SSLError is one
+        raise ConfigError(f"--cafile {options.cafile} is no file of certificates in PEM form") from None
+    try:
         request = urllib.request.Request(options.url.rstrip("/") + path, headers=headers, method=method)
-        trusted = ssl.create_default_context(cadata=options.cafile and options.cafile.read_text())
         with urllib.request.urlopen(request, context=trusted) as answer:
             told = json.load(answer)
     except urllib.error.HTTPError as error:
         print(f"octavo: {json.load(error)['error']['message']}", file=sys.stderr)
         return 1
     except (OSError, ValueError) as error:
-        said = f"no daemon answers at {options.url}: {error}"
-        if isinstance(cause := getattr(error, "reason", None), ssl.SSLCertVerificationError):
+        cause = getattr(error, "reason", error)
+        said = f"no daemon answers at {options.url}: {getattr(cause, 'strerror', None) or cause}"
+        if isinstance(cause, ssl.SSLCertVerificationError):
             said = f"the daemon's certificate is not trusted ({cause.verify_message}): give its own as --cafile"
         print(f"octavo: {said}", file=sys.stderr)
         return 1

@@ -250,8 +250,6 @@ def test_tls_keys_reloaded_on_sighup_and_what_systemd_is_told(
             assert main(show) == 1
             said = capsys.readouterr().err
             assert said.endswith("certificate is not trusted (self-signed certificate): give its own as --cafile\n")
-            assert main([*show, "--cafile", str(tmp_path / "none.pem")]) == 1
-            assert "none.pem" in capsys.readouterr().err
             assert main([*show, "--cafile", str(certificate[0])]) == 0
             daemon.signal(signal.SIGTERM)
             assert daemon.end() == 0

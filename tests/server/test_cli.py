@@ -96,6 +96,17 @@ def test_a_command_that_makes_no_sense_is_one_line(arguments: list[str], capsys:
     assert printed.err.count("\n") == 1
 
 
+def test_what_keeps_a_daemon_from_being_asked_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    show = ["cache", "show", "--url", "http://127.0.0.1:1"]
+    assert main(show) == 1
+    assert capsys.readouterr().err == "octavo: no daemon answers at http://127.0.0.1:1: Connection refused\n"
+    nonsense = tmp_path / "nonsense.pem"
+    nonsense.write_text("nonsense")
+    for file in tmp_path / "none.pem", tmp_path, nonsense:
+        assert main([*show, "--cafile", str(file)]) == 2
+        assert capsys.readouterr().err == f"octavo: error: --cafile {file} is no file of certificates in PEM form\n"
+
+
 def test_a_replay_that_nobody_reads_on_ends_without_a_traceback(tmp_path: Path) -> None:
     limits = asdict(Limits(max_num_seqs=1, max_num_batched_tokens=16, max_model_len=16))
     store = {"num_pages": 2, "page_size": 16, "max_sequences": 1}
