@@ -168,8 +168,11 @@ def build(command: str, target: Path) -> None:
         if not any(code for _, code in finished):
             run = subprocess.run(link, capture_output=True, text=True, check=False)
             finished.append((run.stderr, run.returncode))
-    if failed := [words for words, code in finished if code]:
-        raise KernelError(f"{command} could not build the CPU kernels: {failed[0].strip()[-400:]}")
+    if failed := [(words.strip()[-400:], code) for words, code in finished if code]:
+        words, code = failed[0]
+        raise KernelError(
+            f"{command} could not build the CPU kernels: {words or f'it ended with {code} and said nothing'}"
+        )
 
 
 @cache
