@@ -43,7 +43,7 @@ PROBE_SECONDS = 0.2
 PAUSE_SECONDS = 3.0  # between phases, so that what is measured first has ended
 FLAT_BYTES = 32 << 20
 # As many places as its cores can serve well, no long wait for one, and a pool that is full before memory is watched.
-FLAGS = ("--max-num-seqs", "32", "--max-queue-delay", "3", "--kv-memory", "512MiB", "--log-level", "warning")
+FLAGS = ("--max-num-seqs", "32", "--max-queue-delay", "3", "--kv-memory", "512MiB")
 
 console = Console(highlight=False)
 

@@ -42,9 +42,13 @@ def trusting(cafile: Path | None) -> ssl.SSLContext:
 
 
 def daemon(flags: Sequence[str]) -> contextlib.AbstractContextManager[Server]:
-    """Octavo on a free port for as long as the block lasts. Raises RuntimeError when it does not get ready."""
+    """Octavo on a free port for as long as the block lasts. Raises RuntimeError when it does not get ready.
+
+    It logs warnings only, unless `flags` want more: a line for each request would stand between those of the client.
+    """
     port = free_port()
-    command = [sys.executable, "-m", "server.cli", "serve", *flags, "--host", "127.0.0.1", "--port", str(port)]
+    command = [sys.executable, "-m", "server.cli", "serve", "--log-level", "warning", *flags]
+    command += ["--host", "127.0.0.1", "--port", str(port)]
     return started("the daemon", command, port, "/ready")
 
 

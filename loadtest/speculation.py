@@ -36,7 +36,7 @@ REPEATS = Path(__file__).parent / "data" / "repeats.jsonl"
 PARTS = 3  # of the repeats: each repetition has another one, with prompts of every kind
 QUICK_TOKENS = 24
 BFLOAT16 = ("--quantization", "none", "--dtype", "bfloat16")
-QUIET = ("--kv-memory", "512MiB", "--log-level", "warning", "--max-queue-delay", "inf")
+SERVE = ("--kv-memory", "512MiB", "--max-queue-delay", "inf")
 CHAIN, TREE = {"num_speculative_tokens": 6}, {"num_speculative_tokens": 3, "branches": 2}  # six drafted rows each
 BOTH = {"chain of 6": CHAIN, "tree of 2 x 3": TREE}
 CHAINS = {f"chain of {tokens}": {"num_speculative_tokens": tokens} for tokens in (2, 4, 6)}
@@ -97,7 +97,7 @@ def started(flags: Sequence[str], config: Mapping[str, Any] | None = None, *more
     """A daemon that drafts as told, warm."""
     speculation = ["--speculative-config", json.dumps(config or {"method": "none"}), *more]
     print(" ".join(["octavo serve", *flags, *speculation]), flush=True)
-    with daemon([*QUIET, *flags, *speculation]) as server:
+    with daemon([*SERVE, *flags, *speculation]) as server:
         run(server, Set("decode", 1, 1), 1000, quick=True)
         yield server
 

@@ -22,7 +22,9 @@ import pytest
 from rich.console import Console
 from support.certificate import self_signed
 
-from loadtest import bench, overload, run
+from config.flags import Parser, add_settings
+from config.settings import Settings
+from loadtest import bench, overload, run, servers
 from loadtest.bench import STANDARD, main
 from loadtest.figures import Answer, Figures, summarise
 from loadtest.run import How, Run, measure
@@ -273,7 +275,7 @@ def test_a_daemon_that_does_not_start_is_one_line(capsys: pytest.CaptureFixture[
 
 
 def test_a_load_test_that_is_told_to_end_takes_its_daemon_along() -> None:
-    command = [sys.executable, "-m", "loadtest.bench", "decode:400:2", "--serve", "--log-level warning"]
+    command = [sys.executable, "-m", "loadtest.bench", "decode:400:2"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         assert process.stdout is not None
         while b"decode: 400 requests" not in process.stdout.readline():
@@ -282,6 +284,17 @@ def test_a_load_test_that_is_told_to_end_takes_its_daemon_along() -> None:
         process.terminate()
         assert process.wait(30) == 128 + signal.SIGTERM
         assert not daemon.is_running()
+
+
+def test_a_daemon_of_its_own_logs_no_request_unless_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    commands: list[list[str]] = []
+    monkeypatch.setattr(servers, "started", lambda _, command, *__: commands.append(command))
+    for flags in [], ["model.gguf", "--log-level", "info"]:
+        servers.daemon(flags)
+    parser = Parser()
+    add_settings(parser)
+    levels = [Settings.load(vars(parser.parse_args(command[4:])), {}).log_level for command in commands]
+    assert levels == ["warning", "info"]
 
 
 def test_the_standard_sets_are_well_formed() -> None:
