@@ -92,7 +92,7 @@ def _client_id(headers: Headers) -> str | None:
 
 def _asked_seconds(headers: Headers) -> float:
     """How long the client would wait; infinity where it does not say. Raises InvalidRequest."""
-    given = headers.getlist(DEADLINE_HEADER)
+    given = [value.strip(" \t") for value in headers.getlist(DEADLINE_HEADER)]
     asked = [float(value) if _SECONDS.fullmatch(value) else 0.0 for value in given]
     if len(asked) > 1 or 0.0 in asked:
         message = f"'{DEADLINE_HEADER}' must be a number of seconds above 0, not {shown(', '.join(given))}."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 from typing import Any
 
@@ -55,6 +56,13 @@ def test_waiting_counts_and_costs_nothing(serving: Any) -> None:
 def test_a_deadline_in_time_changes_nothing(server: Any) -> None:
     response = ask(server, "/v1/completions", "60", max_tokens=3)
     assert response.json()["usage"]["completion_tokens"] == 3
+
+
+def test_blanks_after_a_header_are_not_its_value(server: Any) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+    connection.request("GET", "/v1/models", headers={"x-request-deadline": "60 \t"})
+    assert connection.getresponse().status == 200
+    connection.close()
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "soon", "nan", "", "1,2", "1_0", "1e3", "inf", "+1"])
