@@ -33,6 +33,7 @@ class Watchdog:
         self._engine = engine
         self._timeout_seconds = timeout_seconds
         self._stopped = threading.Event()
+        self._resumed_at = 0.0  # after the last pause of the whole process
 
     def start(self) -> None:
         """In the event loop that is to be watched."""
@@ -44,7 +45,14 @@ class Watchdog:
         self._stopped.set()
 
     def _watch(self) -> None:
+        before = time.monotonic()
         while not self._stopped.wait(min(MAX_INTERVAL_SECONDS, self._timeout_seconds / 4)):
+            now = time.monotonic()
+            if now - before > self._timeout_seconds / 2:
+                # This thread has not run either: the process was paused, as frozen containers and machines that are
+                # moved are. Nobody had the time to get on.
+                self._resumed_at = now
+            before = now
             with contextlib.suppress(RuntimeError):  # the loop has just been closed
                 self._loop.call_soon_threadsafe(self._beat)
             if (reason := self._why_to_end()) is not None:
@@ -58,10 +66,11 @@ class Watchdog:
         engine, now = self._engine, time.monotonic()
         if not engine.healthy:
             return f"the engine has given up: {engine.unhealthy_reason}"
-        if now - self._beat_at > self._timeout_seconds:
-            return f"the event loop has not run for {now - self._beat_at:.0f} s"
-        if (engine.running or engine.waiting) and now - engine.last_progress > self._timeout_seconds:
-            return f"no step has ended for {now - engine.last_progress:.0f} s"
+        silent, stuck = (now - max(last, self._resumed_at) for last in (self._beat_at, engine.last_progress))
+        if silent > self._timeout_seconds:
+            return f"the event loop has not run for {silent:.0f} s"
+        if (engine.running or engine.waiting) and stuck > self._timeout_seconds:
+            return f"no step has ended for {stuck:.0f} s"
         return None
 
     def _end(self, reason: str) -> None:

@@ -214,6 +214,18 @@ def test_a_signal_while_the_model_loads_ends_it_at_once(tmp_path: Path) -> None:
         assert daemon.log.read_text() == ""
 
 
+def test_a_process_that_was_paused_is_not_taken_for_stuck(tmp_path: Path) -> None:
+    with started(tmp_path, "--step-timeout", "2") as daemon:
+        daemon.wait_until_ready()
+        daemon.signal(signal.SIGSTOP)
+        time.sleep(3)
+        daemon.signal(signal.SIGCONT)
+        time.sleep(1.5)
+        assert daemon.get("/ready").status_code == 200
+        daemon.signal(signal.SIGTERM)
+        assert daemon.end() == 0
+
+
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return self_signed(tmp_path_factory.mktemp("tls"))
