@@ -183,8 +183,10 @@ def _measure(server: Server, runs: Sequence[Run], options: argparse.Namespace, h
     memory = _memory(server, info)
     if memory:
         mib = {name: size >> 20 for name, size in memory.items()}
-        rest = mib["resident"] - mib["weights"] - mib["kv_pool"]
-        console.print(f"resident {mib['resident']} MiB = weights {mib['weights']} + KV pool {mib['kv_pool']} + {rest}")
+        # Of the pool only the pages that were used are resident.
+        console.print(
+            f"resident {mib['resident']} MiB: weights {mib['weights']}, of the KV pool's {mib['kv_pool']} what was used"
+        )
     content |= {"memory": memory, "info": info, "figures": entries}
     path = save(content, server, table(results))
     console.print(f"written to {path} and {path.with_suffix('.html').name}", soft_wrap=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import os
 import re
 import signal
 import ssl
@@ -37,7 +38,7 @@ class Fake(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.0"
 
     def do_GET(self) -> None:
-        pages = {"/v1/models": {"data": [{"id": "fake"}]}, "/info": {"plan": {"weight_bytes": 1, "kv_bytes": 2}}}
+        pages = {"/v1/models": {"data": [{"id": "fake"}]}, "/info": {"plan": {"weight_bytes": 1, "kv_bytes": 1 << 40}}}
         pages["/health"] = {}
         self._answer(200 if self.path in pages else 404, json.dumps(pages.get(self.path)).encode())
 
@@ -146,6 +147,17 @@ def test_two_runs_are_compared(url: str, tmp_path: Path, capsys: pytest.CaptureF
     assert "ttft p50 ms" in printed
     assert "no difference shown" in printed
     assert "later" not in printed
+
+
+def test_memory_of_a_daemon_is_told_by_what_is_in_it(
+    url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    here = Server(url, "fake", os.getpid(), 1.0)
+    monkeypatch.setattr(bench, "serving", lambda *_: nullcontext(here))
+    assert main(["prefill:2:1"]) == 0
+    # A pool larger than what is resident: its pages are there once they are used.
+    line = r"^resident \d+ MiB: weights 0, of the KV pool's 1048576 what was used$"
+    assert re.search(line, capsys.readouterr().out, re.MULTILINE)
 
 
 def test_the_capacity_is_searched_and_drawn(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
