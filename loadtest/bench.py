@@ -76,8 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         options = _parser().parse_intermixed_args(arguments)
         if options.compare:
-            before, after = (json.loads(path.read_text(encoding="utf-8")) for path in options.compare)
-            console.print(terminal(difference.rows(before, after)))
+            console.print(terminal(difference.rows(*map(_kept, options.compare))))
             return 0
         words: list[str] = options.words
         url = words.pop(0).rstrip("/").removesuffix("/v1") if words and "://" in words[0] else None
@@ -143,6 +142,15 @@ def _parser() -> argparse.ArgumentParser:
     add("--trial", type=_positive, default=TRIAL_SECONDS, metavar="SECONDS", help="that each rate is tried for")
     add("--compare", nargs=2, type=Path, metavar="FILE", help="figures that were kept: before, after")
     return parser
+
+
+def _kept(path: Path) -> dict[str, Any]:
+    """The figures in a file. Raises OSError, or ValueError where there are none."""
+    with contextlib.suppress(ValueError):
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(kept, dict) and "figures" in kept:
+            return kept
+    raise ValueError(f"{path} has no figures of a load test")
 
 
 def _how(options: argparse.Namespace) -> How:

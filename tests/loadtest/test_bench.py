@@ -147,6 +147,11 @@ def test_two_runs_are_compared(url: str, tmp_path: Path, capsys: pytest.CaptureF
     assert "ttft p50 ms" in printed
     assert "no difference shown" in printed
     assert "later" not in printed
+    other = tmp_path / "other"
+    for text in "[]", "{}", "no JSON":
+        other.write_text(text)
+        assert main(["--compare", path, str(other)]) == 2
+        assert capsys.readouterr().out == f"loadtest: {other} has no figures of a load test\n"
 
 
 def test_memory_of_a_daemon_is_told_by_what_is_in_it(
