@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-import torch
 
 from models.config import ModelConfig
 from models.cpu import library as lib
@@ -16,6 +15,7 @@ from models.cpu.memory import Arena, aligned
 from models.errors import KernelError
 from models.loading.checkpoint import Checkpoint
 from models.loading.layout import EMBEDDING, FINAL_NORM, LM_HEAD, Shape, tensor_shapes
+from models.loading.stored import FLOATS
 
 WeightFormat = Literal["stored", "float32", "bfloat16", "int8", "int4"]
 
@@ -65,16 +65,13 @@ class PackedWeights:
         """Pack one matrix, with its bias if there is one."""
         name = prefix + ".weight"
         target, outs, ins, nbytes = self.packings[name]
-        stored = checkpoint.quantized(name)
-        if stored is not None and (target == lib.W8 or (target == lib.W4 and stored.kind in FOUR_BIT_KINDS)):
-            kind, data = lib.KINDS[stored.kind], np.ascontiguousarray(stored.data)
-        else:
-            tensor = checkpoint.tensor(name).contiguous()
-            kind = lib.KINDS[{torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}[tensor.dtype]]
-            data = tensor.view(torch.uint8).numpy().reshape(outs, -1)
+        stored = checkpoint.stored(name)
+        kind, data = stored.kind, stored.data
+        if not packs(kind, target):
+            kind, data = "F32", stored.numbers().view(np.uint8)
         packed = self.arena.take(nbytes)
         self.library.octavo_pack(
-            self.engine, kind, data.ctypes.data, data.strides[0], outs, ins, target, packed.ctypes.data
+            self.engine, lib.KINDS[kind], data.ctypes.data, data.strides[0], outs, ins, target, packed.ctypes.data
         )
         return lib.Matrix(target, outs, ins, 0, packed.ctypes.data, self.vector(checkpoint, prefix + ".bias"))
 
@@ -82,7 +79,7 @@ class PackedWeights:
         """A norm or bias in float32; None when the model has none."""
         if name not in self.shapes:
             return None
-        values = checkpoint.tensor(name).float().contiguous().numpy().copy()
+        values = np.array(checkpoint.stored(name).numbers())
         self.kept.append(values)
         return int(values.ctypes.data)
 
@@ -108,9 +105,14 @@ def matrix_format(name: str, kind: str, weights: WeightFormat) -> int:
         return lib.W8 if name in (EMBEDDING, LM_HEAD) else lib.W4
     if weights != "stored":
         return {"float32": lib.F32, "bfloat16": lib.BF16, "int8": lib.W8}[weights]
-    if kind in ("F32", "F16", "BF16"):
+    if kind in FLOATS:
         return lib.BF16
     return lib.W4 if kind in FOUR_BIT_KINDS else lib.W8
+
+
+def packs(kind: str, target: int) -> bool:
+    """Whether the kernels pack that format from numbers stored as `kind`, with its codes as they are."""
+    return kind in FLOATS or target == lib.W8 or (target == lib.W4 and kind in FOUR_BIT_KINDS)
 
 
 def check_shape(config: ModelConfig) -> None:

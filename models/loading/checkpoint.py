@@ -6,32 +6,21 @@ read when asked for. Importing this module does not import torch.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
-
 from models.config import ModelConfig
 from models.loading.source import Source
+from models.loading.stored import FLOATS, StoredTensor
 
 if TYPE_CHECKING:
     import torch
 
 
-@dataclass(frozen=True, slots=True)
-class QuantizedTensor:
-    """A matrix as a GGUF file stores it: each row is a run of fixed-size blocks of quantised numbers."""
-
-    kind: str  # "Q4_1", "Q8_0", ...
-    data: npt.NDArray[np.uint8]  # [rows, bytes per row], read-only; a memory map unless its rows had to be reordered
-    shape: tuple[int, int]  # rows, numbers per row
-
-
 @dataclass(frozen=True, slots=True, eq=False)
-class Checkpoint(ABC):
+class Checkpoint:
     """An opened model.
 
     Tensors have the names of a Hugging Face Llama checkpoint ("model.layers.0.self_attn.q_proj.weight"; no
@@ -43,26 +32,29 @@ class Checkpoint(ABC):
     config: ModelConfig
     path: Path
     fingerprint: str  # of the content, equal for equal files wherever they lie: see `mapped.fingerprint`
+    _tensors: Mapping[str, StoredTensor]  # in the order of a forward pass, the rows of each in that of the file
 
-    @abstractmethod
     def names(self) -> list[str]:
         """Every tensor, in the order of a forward pass."""
+        return list(self._tensors)
 
-    @abstractmethod
     def stored_kind(self, name: str) -> str:
         """How the file stores a tensor: "F32", "F16", "BF16", "Q4_1", ..."""
+        return self._tensors[name].kind
 
-    def quantized(self, name: str) -> QuantizedTensor | None:
-        """A tensor's blocks, or None when it is stored as plain floats."""
-        self.stored_kind(name)
-        return None
+    def stored(self, name: str) -> StoredTensor:
+        """A tensor's bytes, its rows in the order described above."""
+        return self._tensors[name]
 
-    @abstractmethod
     def tensor(self, name: str) -> torch.Tensor:
-        """A tensor as numbers: float32 when stored quantised, else the stored dtype.
+        """A tensor as numbers: float32 when stored quantised, else the stored dtype and memory."""
+        import torch
 
-        NOTE: a plain tensor is a private memory map of the file: read it, do not write to it.
-        """
+        stored = self.stored(name)
+        if stored.kind not in FLOATS:
+            return torch.from_numpy(stored.numbers())
+        dtype = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}[stored.kind]
+        return torch.from_numpy(stored.data).view(dtype).reshape(stored.shape)
 
 
 def open_checkpoint(source: Source) -> Checkpoint:

@@ -16,6 +16,7 @@ import numpy as np
 
 from models.errors import CorruptModelError, UnsupportedModelError
 from models.loading.mapped import MappedFile
+from models.loading.stored import StoredTensor
 
 VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32
@@ -37,10 +38,6 @@ class Kind:
     block: int
     block_bytes: int
 
-    @property
-    def plain(self) -> bool:
-        return self.block == 1
-
 
 # by the format's number for them
 KINDS = {
@@ -56,23 +53,6 @@ KINDS = {
     14: Kind("Q6_K", 256, 210),
     30: Kind("BF16", 1, 2),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class StoredTensor:
-    """Where a tensor lies in the file. `shape` is slowest dimension first, so a matrix is [rows, numbers per row]."""
-
-    kind: Kind
-    shape: tuple[int, ...]
-    start: int  # bytes from the beginning of the file
-
-    @property
-    def num_rows(self) -> int:
-        return math.prod(self.shape[:-1])
-
-    @property
-    def row_bytes(self) -> int:
-        return self.shape[-1] // self.kind.block * self.kind.block_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,16 +146,15 @@ class _Reader:
             raise UnsupportedModelError(
                 f"{self.file.path}: tensor {name} is stored as {_kind_name(kind_number)}; supported are {supported}."
             )
-        tensor = StoredTensor(KINDS[kind_number], shape, data + offset)
-        if shape[-1] % tensor.kind.block:
-            raise CorruptModelError(
-                f"{self.file.path}: tensor {name} does not hold whole blocks of {tensor.kind.name}."
-            )
-        if tensor.start + tensor.num_rows * tensor.row_bytes > self.file.size:
+        kind, start = KINDS[kind_number], data + offset
+        rows, row_bytes = math.prod(shape[:-1]), shape[-1] // kind.block * kind.block_bytes
+        if shape[-1] % kind.block:
+            raise CorruptModelError(f"{self.file.path}: tensor {name} does not hold whole blocks of {kind.name}.")
+        if start + rows * row_bytes > self.file.size:
             raise CorruptModelError(
                 f"{self.file.path} is truncated: tensor {name} lies past its end; download the file again."
             )
-        return tensor
+        return StoredTensor(kind.name, shape, self.file.rows(start, rows, row_bytes))
 
 
 def _kind_name(number: int) -> str:

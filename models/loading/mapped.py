@@ -40,9 +40,8 @@ class MappedFile:
         return self.buffer[start : start + size]
 
     def rows(self, start: int, count: int, row_bytes: int) -> npt.NDArray[np.uint8]:
-        """[count, row_bytes], read-only, not copied."""
+        """[count, row_bytes], not copied: read it, do not write to it."""
         array = np.frombuffer(self.buffer, dtype=np.uint8, count=count * row_bytes, offset=start)
-        array.flags.writeable = False
         return array.reshape(count, row_bytes)
 
 

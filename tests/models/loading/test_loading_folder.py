@@ -98,7 +98,6 @@ def test_every_tensor_equals_transformers_and_none_is_left_out(kind: str, save: 
     assert set(checkpoint.names()) == set(reference)
     for name in checkpoint.names():
         assert torch.equal(checkpoint.tensor(name), reference[name]), name
-        assert checkpoint.quantized(name) is None
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -162,6 +161,9 @@ def test_stored_types_are_kept(save: Save) -> None:
         checkpoint = opened(save(dtype=dtype))
         assert checkpoint.stored_kind("model.norm.weight") == kind
         assert checkpoint.tensor("model.norm.weight").dtype == dtype
+        for name in checkpoint.names():
+            numbers = checkpoint.stored(name).numbers()
+            assert torch.equal(torch.from_numpy(numbers), checkpoint.tensor(name).float()), name
 
 
 def test_one_file_and_many_hold_the_same_model(save: Save) -> None:

@@ -15,9 +15,10 @@ from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from models.errors import CorruptModelError, ModelError, ModelNotFoundError, UnsupportedModelError
 from models.loading.checkpoint import Checkpoint, open_checkpoint
-from models.loading.gguf_file import dequantise, open_gguf
+from models.loading.gguf_file import open_gguf
 from models.loading.layout import tensor_shapes
 from models.loading.source import Source, resolve_source
+from models.loading.stored import dequantise
 
 Write = Callable[..., Path]
 Tensors = Callable[..., dict[str, tuple[np.ndarray, str]]]
@@ -109,20 +110,18 @@ def test_blocks_are_handed_out_in_the_order_of_the_tensor_and_from_the_file(
 ) -> None:
     checkpoint = opened(write_gguf(tiny_tensors("Q4_1")))
     for name in (Q_PROJ, DOWN_PROJ):
-        blocks = checkpoint.quantized(name)
-        assert blocks is not None
-        assert blocks.kind == checkpoint.stored_kind(name) == "Q4_1"
-        assert blocks.shape == tuple(checkpoint.tensor(name).shape)
-        assert not blocks.data.flags.writeable
-        assert np.array_equal(dequantise(blocks.kind, blocks.data), checkpoint.tensor(name).numpy())
-    assert not checkpoint.quantized(DOWN_PROJ).data.flags.owndata
+        stored = checkpoint.stored(name)
+        assert stored.kind == checkpoint.stored_kind(name) == "Q4_1"
+        assert stored.shape == tuple(checkpoint.tensor(name).shape)
+        assert np.array_equal(dequantise(stored.kind, stored.data), checkpoint.tensor(name).numpy())
+    assert not checkpoint.stored(DOWN_PROJ).data.flags.owndata
 
 
-def test_plain_tensors_keep_their_type_and_have_no_blocks(write_gguf: Write, tiny_tensors: Tensors) -> None:
+def test_plain_tensors_keep_their_type_and_their_memory(write_gguf: Write, tiny_tensors: Tensors) -> None:
     for kind, dtype in (("F16", torch.float16), ("BF16", torch.bfloat16)):
         checkpoint = opened(write_gguf(tiny_tensors(kind)))
-        assert checkpoint.quantized(DOWN_PROJ) is None
         assert checkpoint.stored_kind(DOWN_PROJ) == kind
+        assert checkpoint.tensor(DOWN_PROJ).data_ptr() == checkpoint.stored(DOWN_PROJ).data.ctypes.data
         assert checkpoint.tensor(DOWN_PROJ).dtype == checkpoint.tensor(Q_PROJ).dtype == dtype
         assert checkpoint.tensor("model.norm.weight").dtype == torch.float32
 
@@ -138,7 +137,7 @@ def test_names_come_in_the_order_of_a_forward_pass_with_the_shapes_of_the_layout
 
 def test_another_name_is_a_key_error(write_gguf: Write) -> None:
     checkpoint = opened(write_gguf())
-    for method in (checkpoint.tensor, checkpoint.quantized, checkpoint.stored_kind):
+    for method in (checkpoint.tensor, checkpoint.stored, checkpoint.stored_kind):
         with pytest.raises(KeyError):
             method("lm_head.weight")
 
