@@ -20,7 +20,6 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from config.hardware import Hardware
 from models.cpu import library as lib
@@ -32,6 +31,8 @@ from models.plain_batch import plain_runner
 from models.step_cost import step_cost
 
 if TYPE_CHECKING:
+    import torch
+
     from models.cpu.weights import WeightFormat
 
 READ_BYTES = 256 << 20  # far more than any cache holds
@@ -51,6 +52,8 @@ class Ceilings:
 
 def measure(threads: int) -> Ceilings:
     """Some seconds of work."""
+    import torch
+
     torch.set_num_threads(threads)
     kernels = Kernels(threads)
     return Ceilings(
@@ -68,12 +71,16 @@ def read_rate(kernels: Kernels, threads: int) -> float:
 
 def operation_rate(kernels: Kernels, form: int) -> float:
     """In the arithmetic of a weights format: the kernels' rate or torch's, whichever is higher."""
+    import torch
+
     kind = {lib.F32: torch.float32, lib.BF16: torch.bfloat16}.get(form, torch.int8)
     return max(kernels.operation_rate(form), torch_rate(kind, torch.device("cpu"), SIDE))
 
 
 def torch_rate(kind: torch.dtype, device: torch.device, side: int) -> float:
     """Operations of a square product."""
+    import torch
+
     square = torch.randint(-100, 100, (side, side), dtype=torch.int8, device=device).to(kind)
     product = torch._int_mm if kind == torch.int8 else torch.matmul
     return float(2 * side**3 / best(lambda: product(square, square)[0, 0].item(), 5))  # the item waits for the device

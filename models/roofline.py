@@ -1,7 +1,8 @@
 """How near the model's steps can come to what this machine does at best: what a step costs, and the ceilings.
 
 The ceilings are measured once for a machine, a device and an arithmetic, in a second, and kept in the cache folder.
-Those of a machine that was busy meanwhile serve for this start only.
+Those of a machine that was busy meanwhile serve for this start only. For the native kernels the ceiling of arithmetic
+is what they reach themselves, so that torch need not be imported: `models.probe` tries torch's too.
 """
 
 from __future__ import annotations
@@ -12,18 +13,20 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
-import torch
 
 from config.hardware import Hardware
 from models.base import Runner
 from models.build import build_key
 from models.cpu.runner import CpuRunner
 from models.loading.cache import build_once, cache_path
-from models.probe import READ_BYTES, SIDE, Kernels, best, operation_rate, read_rate, torch_rate
+from models.probe import READ_BYTES, SIDE, Kernels, best, read_rate, torch_rate
 from models.step_cost import StepCost, cost_of, matrix_sizes, step_cost
-from models.torch_runner import TorchRunner
+
+if TYPE_CHECKING:
+    import torch
 
 BUSY = 1.0  # processes that wanted to run in the last minute, for each core: more than a first start makes
 
@@ -48,6 +51,8 @@ def roofline(runner: Runner, threads: int) -> Roofline | None:
             sizes[packing.format] += packing.nbytes
         [(form, _)] = sizes.most_common(1)
         return Roofline(step_cost(runner), *_kept(runner, f"{threads} {form}", lambda: _native(threads, form)))
+    from models.torch_runner import TorchRunner
+
     if isinstance(runner, TorchRunner):
         weights = runner.decoder.embedding
         cost = cost_of(runner.config, sum(matrix_sizes(runner.config)) * weights.itemsize, runner.page_bytes(16) // 16)
@@ -73,11 +78,13 @@ def _native(threads: int, form: int) -> tuple[float, float]:
     if Hardware.detect("cpu").free_bytes < 4 * READ_BYTES:
         raise RuntimeError("there is too little memory left to measure with")
     kernels = Kernels(threads)
-    return read_rate(kernels, threads), operation_rate(kernels, form)
+    return read_rate(kernels, threads), kernels.operation_rate(form)
 
 
 def _torch(weights: torch.Tensor) -> tuple[float, float]:
     """On the device and in the type of the weights."""
+    import torch
+
     more = 4 if weights.is_cuda else 1  # or the way to the device would count
     numbers = torch.ones(more * READ_BYTES, dtype=torch.int8, device=weights.device)
     read = len(numbers) / best(lambda: numbers.amax().item(), 5)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from models.config import ModelConfig
 from models.errors import UnsupportedModelError
@@ -39,6 +38,7 @@ def rope_frequencies(config: ModelConfig) -> tuple[F32, float]:
         plain = np.float32(1) / np.float32(config.rope.theta) ** exponents
         divisors = np.array(parameters["divisors"] if kind == "divided" else 1, np.float32)
         return (plain / divisors).astype(np.float32), 1.0
+    import torch
     from transformers import LlamaConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 

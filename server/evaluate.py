@@ -119,9 +119,10 @@ def _formats(options: argparse.Namespace, checkpoint: Checkpoint) -> list[Weight
     """Those asked for; else all that say something about this file and this reference."""
     from models.evaluation import FORMATS
     from models.loading.layout import EMBEDDING, tensor_shapes
+    from models.loading.stored import FLOATS
 
     kinds = {checkpoint.stored_kind(name) for name in tensor_shapes(checkpoint.config) if name != EMBEDDING}
-    quantised = bool(kinds - {"F32", "F16", "BF16"})
+    quantised = bool(kinds - FLOATS.keys())
     sensible = [
         weights
         for weights in FORMATS

@@ -24,6 +24,7 @@ from config.sizes import format_size
 from kvstore.tier import U8, file_memory
 from models.loading.layout import tensor_shapes
 from models.loading.source import resolve_source
+from models.loading.stored import FLOATS
 from server.drafting import attach, check_vocabulary, open_drafting
 from server.startup import Phases
 
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
     from models.base import Runner
     from models.loading.checkpoint import Checkpoint
     from models.loading.tokenizer import LoadedTokenizer
-
-_FLOATS = ("F32", "F16", "BF16")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +115,7 @@ def facts_of(checkpoint: Checkpoint) -> ModelFacts:
     return ModelFacts(
         name=checkpoint.name,
         weights=kind,
-        weight_bits=None if kind in _FLOATS else 4 if kind.startswith("Q4") else 8,
+        weight_bits=None if kind in FLOATS else 4 if kind.startswith("Q4") else 8,
         parameters=numbers.total(),
         max_position=config.max_position,
         kv_numbers_per_token=config.num_layers * 2 * config.num_kv_heads * config.head_dim,
@@ -139,8 +138,6 @@ def _load_runners(
     checkpoint: Checkpoint, drafting: Checkpoint | None, plan: Plan, phases: Phases, kernels: Future[None]
 ) -> tuple[Runner, Runner | None]:
     """The model's runner, and that of the model which drafts."""
-    with phases.phase("torch"):
-        import torch  # noqa: F401  whoever loads weights needs it
     kernels.result()
     from models.build import build_runner
 

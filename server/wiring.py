@@ -131,7 +131,7 @@ def _reload(keys: KeyRing) -> None:
 
 def _roofline(model: Model) -> Roofline | None:
     """What bounds the model's steps; None, with a warning, where it cannot be measured."""
-    from models.roofline import roofline  # which imports torch
+    from models.roofline import roofline
 
     try:
         return roofline(model.runner, model.plan.threads)
