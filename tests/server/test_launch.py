@@ -104,7 +104,37 @@ def test_the_first_token_left_nothing_behind(daemon: Daemon) -> None:
 def test_memory_is_what_the_plan_says_and_little_more(daemon: Daemon) -> None:
     plan = json.loads(daemon.get("/info"))["plan"]
     resident = psutil.Process(daemon.process.pid).memory_info().rss
-    assert resident <= plan["weight_bytes"] + plan["kv_bytes"] + (600 << 20)
+    assert resident <= plan["weight_bytes"] + plan["kv_bytes"] + (300 << 20)
+
+
+def test_the_native_path_reaches_its_first_token_without_torch() -> None:
+    code = (
+        "import asyncio, sys, time\n"
+        "from config.settings import Settings\n"
+        "from server.loading import load_model\n"
+        "from server.startup import Phases\n"
+        "settings = Settings.load({'kv_memory': '16MiB', 'attention_backend': 'cpu'}, {})\n"
+        "model = load_model(settings, Phases(time.perf_counter()), lambda plan: None, lambda: None)\n"
+        "from models.roofline import roofline\n"
+        "from server.wiring import first_token\n"
+        "assert roofline(model.runner, model.plan.threads) is not None\n"
+        "asyncio.run(first_token(model, settings))\n"
+        "sys.exit(str({'torch', 'transformers'} & set(sys.modules) or ''))"
+    )
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert run.stderr.strip() == ""
+
+
+@pytest.mark.skipif(not psutil.LINUX, reason="only there a process's libraries are known to others")
+def test_no_request_needs_torch(daemon: Daemon) -> None:
+    tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+    chat = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 8, "logprobs": True}
+    for asked in ({}, {"response_format": {"type": "json_object"}}, {"tools": [tool], "tool_choice": "required"}):
+        with urllib.request.urlopen(daemon.request("/v1/chat/completions", chat | asked), timeout=60) as answer:
+            assert json.load(answer)["usage"]["completion_tokens"] > 0
+    daemon.get("/metrics")
+    libraries = {Path(map.path).name for map in psutil.Process(daemon.process.pid).memory_maps()}
+    assert [name for name in libraries if "torch" in name] == []
 
 
 @pytest.mark.case(48)
