@@ -92,7 +92,7 @@ class Sequence:
     held_until: int = 0  # tokens of `held_by` that have to be computed
     holds: int = 0
     due: int = 0  # the rows of prompts after which its own is due: those computed before it came, and as many as it has
-    bears: int | None = None  # the rows of prompts, since the start, up to which it decodes beside them; more by its tokens
+    bears: int | None = None  # rows of prompts, of all since the start, up to which it decodes; more with each token
     overtaken: int = 0  # how many more junior ones were admitted before it, under the prefix policy
 
     cached_tokens: int = 0  # prompt tokens found in the cache when it was first admitted
