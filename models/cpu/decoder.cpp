@@ -196,7 +196,7 @@ void place_row(const Model& m, const Layer& layer, const KV<E>& kv, Workspace& w
 // A layer up to its keys and values, for rows [first, first + count): norm, q k v, rotation. `first` is a multiple of 16.
 template <class E>
 void before_attention(const Team& team, Workspace& w, const Model& m, const Layer& layer, const KV<E>& kv, const Step& s, int first, int count) {
-    const int width = (m.heads + 2 * m.kv_heads) * m.dim, grain = count >= 64 ? 8 : 1;
+    const int width = (m.heads + 2 * m.kv_heads) * m.dim, grain = rows_a_task(count);
     const Rows hidden = w.rows(first, count, m.hidden);
     team.loop(count, grain, [&](int r) {
         norm_row(w.x.data() + (size_t)(first + r) * m.hidden, layer.attention_norm, m.eps, hidden, form_of(layer.qkv, 3), r);
@@ -207,7 +207,7 @@ void before_attention(const Team& team, Workspace& w, const Model& m, const Laye
 
 // And from the attended rows to the end: output projection, norm, gated MLP.
 void after_attention(const Team& team, Workspace& w, const Model& m, const Layer& layer, const Step& s, int first, int count) {
-    const int q = m.heads * m.dim, grain = count >= 64 ? 8 : 1;
+    const int q = m.heads * m.dim, grain = rows_a_task(count);
     const Rows heads = w.rows(first, count, q), hidden = w.rows(first, count, m.hidden);
     const Rows inner = w.inner_rows(first, count, m.intermediate);
     float* x = w.x.data() + (size_t)first * m.hidden;
@@ -241,8 +241,8 @@ void gather_rows(Workspace& w, const Model& m, const Step& s) {
 }
 
 // Few rows: the threads share every matrix by its outputs. Many rows: each thread takes panels of rows through the layer, so
-// that what a row leaves behind stays in its core's cache.
-constexpr int SHARED_ROWS = 64, PANEL = 128;
+// that what a row leaves behind stays in its core's cache; but then every thread reads all the weights.
+constexpr int PANEL = 128;
 
 // Of the last layer only the rows whose logits are wanted need more than their keys and values.
 template <class E>
@@ -254,10 +254,11 @@ void run_layer(Engine& e, const Model& m, const Layer& layer, const Step& s, boo
                                 (E*)w.query.data(), w.attended.data()};
     const Team all{&e.pool}, alone{nullptr};
     auto panels = [&](int rows, const auto& part) {
-        if (rows <= SHARED_ROWS) return part(all, 0, rows);
         // Of one size, as many for each thread.
-        const int share = (rows + e.pool.threads() - 1) / e.pool.threads(), each = (share + PANEL - 1) / PANEL;
-        const int panel = (share + each * BLOCK - 1) / (each * BLOCK) * BLOCK;
+        const int threads = e.pool.threads(), share = (rows + threads - 1) / threads, each = (share + PANEL - 1) / PANEL;
+        const int unit = amx::available() ? BLOCK : ROWS, panel = (share + each * unit - 1) / (each * unit) * unit;
+        const bool few = rows < (layer.down.format == W4 ? 4 : 8) * threads * threads, uneven = 2 * panel * each * threads > 3 * rows;
+        if (few || uneven) return part(all, 0, rows);
         e.pool.loop((rows + panel - 1) / panel, 1, [&](int p) {
             const int first = p * panel;
             part(alone, first, rows - first < panel ? rows - first : panel);
@@ -275,7 +276,7 @@ void finish_rows(Engine& e, const Model& m, const Step& s, int thread) {
     for (int first = 0; first < s.logits; first += LOGIT_SLICE) {
         const int count = s.logits - first < LOGIT_SLICE ? s.logits - first : LOGIT_SLICE;
         const Rows rows = w.rows(0, count, m.hidden);
-        e.pool.loop(count, 1, [&](int i) {
+        e.pool.loop(count, rows_a_task(count), [&](int i) {
             norm_row(w.x.data() + (size_t)(w.last_starts.empty() ? s.logit_rows[first + i] : first + i) * m.hidden, m.final_norm, m.eps, rows, form_of(m.head.format), i);
         });
         float* logits = s.logits_out ? s.logits_out + (size_t)first * m.vocab : w.logits.data();
@@ -429,7 +430,7 @@ void octavo_linear(void* engine, const Matrix* w, const float* x, int rows, floa
     e.work.fit_rows(rows);
     const Rows form = e.work.rows(0, rows, w->ins);
     e.run([&](int) {
-        e.pool.loop(rows, 4, [&](int r) { write_row(form, form_of(w->format), r, [&](int i) { return load<f32x16>(x + (size_t)r * w->ins + 16 * i); }); });
+        e.pool.loop(rows, rows_a_task(rows), [&](int r) { write_row(form, form_of(w->format), r, [&](int i) { return load<f32x16>(x + (size_t)r * w->ins + 16 * i); }); });
         linear(Team{&e.pool}, w, 1, form, {out, (size_t)w->outs, false});
     });
 }

@@ -13,7 +13,7 @@ INLINE void grouped_tile(const uint8_t* w, size_t stride, const Rows& x, int row
     constexpr int step = group_bytes(FORMAT), codes = step - 4 * BLOCK;
     const int groups = x.width / GROUP, pairs = pairs_of(x.width);
     const uint8_t* const first = w;
-    const int quad = MR == 8 ? 4 * BLOCK : 4 * x.beside();  // bytes from four inputs of a row to the next four
+    const int quad = MR == ROWS ? 4 * ROWS : 4 * x.beside();  // bytes from four inputs of a row to the next four
     const int8_t* a = x.i8 + x.quad_at(row, 0);
     const float* factor = x.factor + x.scale_at(row, 0);
     const int32_t *shift = x.shift + x.scale_at(row, 0), *sums = x.sums + x.pair_at(row, 0);
@@ -53,7 +53,7 @@ INLINE void grouped_tile(const uint8_t* w, size_t stride, const Rows& x, int row
 #pragma GCC unroll 8
             for (int r = 0; r < MR; r++) {
                 // Scales of rows for four bits are even; eight bits are read by the LM head, where any rounding shows.
-                const f32x16 sum = FORMAT == W4 ? to_float(shift_left(whole[r][b], shift[g * BLOCK + r])) : to_float(whole[r][b]) * splat(factor[g * BLOCK + r]);
+                const f32x16 sum = FORMAT == W4 ? to_float(shift_left(whole[r][b], shift[g * ROWS + r])) : to_float(whole[r][b]) * splat(factor[g * ROWS + r]);
                 acc[b][r] = fma(sum, scale, acc[b][r]);
             }
         }
@@ -64,7 +64,7 @@ INLINE void grouped_tile(const uint8_t* w, size_t stride, const Rows& x, int row
         for (int b = 0; b < NB; b++) {
             const u32x16 minima = load<u32x16>(first + b * stride + (size_t)(2 * p + 1) * step + codes);
 #pragma GCC unroll 8
-            for (int r = 0; r < MR; r++) rest[b][r] = dot_i16(rest[b][r], minima, sums[p * BLOCK + r]);
+            for (int r = 0; r < MR; r++) rest[b][r] = dot_i16(rest[b][r], minima, sums[p * ROWS + r]);
         }
 #pragma GCC unroll 4
     for (int b = 0; b < NB; b++) {
@@ -380,6 +380,7 @@ INLINE int stretch(const Team& team, int tasks, const Rows& x) {
 void linear(const Team& team, const Matrix* parts, int count, const Rows& x, Target target) {
     int tasks = 0;
     for (int p = 0; p < count; p++) tasks += (parts[p].outs + 2 * BLOCK - 1) / (2 * BLOCK);
+    if (team.pool) x.fetch(form_of(parts, count));
     team.loop(tasks, stretch(team, tasks, x), [&](int task) {
         Target t = target;
         const Matrix* w = parts;

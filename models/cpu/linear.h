@@ -26,6 +26,10 @@ namespace octavo {
 
 constexpr int BLOCK = 16;  // output rows in a block
 constexpr int GROUP = 32;  // inputs that share a scale
+constexpr int ROWS = 8;    // activation rows that lie together, in lines of cache of their own
+
+// How many rows a thread writes at a time: a line of cache that two write travels between their cores.
+INLINE int rows_a_task(int count) { return count > ROWS ? ROWS : 1; }
 
 enum Format : int32_t { F32 = 0, BF16 = 1, W8 = 2, W4 = 3 };
 
@@ -80,12 +84,19 @@ struct Rows {
     float* finest = nullptr;   // [count] the finest scale of a row
     float* rest = nullptr;     // [count] what one in `sums` stands for, in multiples of that
 
-    // Sixteen rows' numbers of a group lie together: the kernels step through groups with a tile of rows in registers.
-    INLINE size_t scale_at(int r, int g) const { return ((size_t)(r / BLOCK) * (width / GROUP) + g) * BLOCK + r % BLOCK; }
-    INLINE size_t pair_at(int r, int p) const { return ((size_t)(r / BLOCK) * pairs_of(width) + p) * BLOCK + r % BLOCK; }
+    // Eight rows' numbers of a group lie together: the kernels step through groups with a tile of rows in registers.
+    INLINE size_t scale_at(int r, int g) const { return ((size_t)(r / ROWS) * (width / GROUP) + g) * ROWS + r % ROWS; }
+    INLINE size_t pair_at(int r, int p) const { return ((size_t)(r / ROWS) * pairs_of(width) + p) * ROWS + r % ROWS; }
     // Rows whose int8 numbers lie side by side: all of them while a tile of few takes them all.
-    INLINE int beside() const { return count <= 4 ? count : BLOCK; }
+    INLINE int beside() const { return count <= 4 ? count : ROWS; }
     INLINE size_t quad_at(int r, int k) const { return (((size_t)(r / beside()) * (width / 4) + k / 4) * beside() + r % beside()) * 4; }
+    // Ask for all of it at once: half of it lies in other cores' caches, from where a line takes as long as from memory.
+    INLINE void fetch(Form form) const {
+        const size_t numbers = (size_t)count * width;
+        const char* data = form == FLOAT_ROWS ? (const char*)f32 : form == BF16_ROWS || form == TILED ? (const char*)b16 : (const char*)i8;
+        const size_t bytes = form == FLOAT_ROWS ? 4 * numbers : form == BF16_ROWS || form == TILED ? 2 * numbers : numbers;
+        for (size_t at = 0; at < bytes; at += 64) __builtin_prefetch(data + at, 0, 2);
+    }
     // Rows side by side in a tile: all of them while they are few.
     INLINE int lanes() const { return count < BLOCK ? count : BLOCK; }
 };
@@ -126,7 +137,7 @@ inline void quantise_row(const Rows& rows, int r, float top, bool even) {
 #pragma GCC unroll 8
             for (int q = 0; q < 8; q++, codes += stride) std::memcpy(codes, quads + q, 4);
             both[g] = a + b;
-            rows.shift[at + (first + g) * BLOCK] = shift[g], rows.factor[at + (first + g) * BLOCK] = factor[g];
+            rows.shift[at + (first + g) * ROWS] = shift[g], rows.factor[at + (first + g) * ROWS] = factor[g];
         }
         const f32x16 sums = to_float(lanes_of(both, [](i32x16 a, i32x16 b) { return a + b; })) / power;
         store(x + first, sums);  // over groups that are done
