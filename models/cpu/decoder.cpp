@@ -254,11 +254,12 @@ void run_layer(Engine& e, const Model& m, const Layer& layer, const Step& s, boo
                                 (E*)w.query.data(), w.attended.data()};
     const Team all{&e.pool}, alone{nullptr};
     auto panels = [&](int rows, const auto& part) {
+        const int threads = e.pool.threads();
+        if (rows < (layer.down.format == W4 ? 4 : 8) * threads * threads) return part(all, 0, rows);
         // Of one size, as many for each thread.
-        const int threads = e.pool.threads(), share = (rows + threads - 1) / threads, each = (share + PANEL - 1) / PANEL;
-        const int unit = amx::available() ? BLOCK : ROWS, panel = (share + each * unit - 1) / (each * unit) * unit;
-        const bool few = rows < (layer.down.format == W4 ? 4 : 8) * threads * threads, uneven = 2 * panel * each * threads > 3 * rows;
-        if (few || uneven) return part(all, 0, rows);
+        const int share = (rows + threads - 1) / threads, each = (share + PANEL - 1) / PANEL, unit = amx::available() ? BLOCK : ROWS;
+        const int panel = (share + each * unit - 1) / (each * unit) * unit;
+        if (2 * panel * each * threads > 3 * rows) return part(all, 0, rows);  // too uneven
         e.pool.loop((rows + panel - 1) / panel, 1, [&](int p) {
             const int first = p * panel;
             part(alone, first, rows - first < panel ? rows - first : panel);

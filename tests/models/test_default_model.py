@@ -76,3 +76,18 @@ def test_distributions_are_those_of_transformers(
     assert len(tokens) > 400
     assert kl.mean() < limit
     assert agreement > 0.94  # of so few tokens it scatters by 0.01; `octavo eval` asks 0.95 of 4,000
+
+
+@pytest.mark.parametrize("rows", [1, 3, 8, 9, 16, 17, 24, 50, 130])
+def test_bits_do_not_depend_on_a_prompts_chunks_nor_on_who_has_logits(checkpoint: Checkpoint, rows: int) -> None:
+    tokens = np.random.default_rng(3).integers(100, 40_000, 151)
+    runner = build_runner(
+        checkpoint, device="cpu", dtype="bfloat16", quantization="stored", kv_dtype="int8", attention_backend="cpu",
+        threads=2, max_model_len=1024,
+    )  # fmt: skip
+    runner.allocate(64, 16)
+    whole = runner.logits(step([Piece(tokens, range(1, 20))], logit_rows=[150]))
+    for start in range(0, 150, rows):
+        chunk = tokens[start : min(start + rows, 150)]
+        assert runner.logits(step([Piece(chunk, range(20, 40), start)], logit_rows=[])).shape[0] == 0
+    assert np.array_equal(runner.logits(step([Piece(tokens[150:], range(20, 40), 150)])), whole)
