@@ -63,12 +63,12 @@ def create_app(state: ServerState) -> FastAPI:
     """The application for a loaded model. The engine's life is its owner's business, not the application's."""
 
     @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(_: FastAPI) -> AsyncIterator[dict[str, object]]:
         tasks = [
             asyncio.create_task(_warm_up_when_idle(state), name="warm-up"),
             asyncio.create_task(state.metrics.watch_loop(), name="loop lag"),
         ]
-        yield
+        yield {"metrics": state.metrics}  # for `server.connection`, whose refusals no layer here sees
         for task in tasks:
             task.cancel()
         state.tokenizing.close()

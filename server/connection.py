@@ -46,7 +46,11 @@ class Connection(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """What is no HTTP gets the envelope too."""
-        body = InvalidRequest(msg, code="invalid_http").body()
+        error = InvalidRequest(msg, code="invalid_http")
+        if (metrics := self.app_state.get("metrics")) is not None:
+            metrics.responses.labels("400").inc()
+            metrics.errors.labels(error.code).inc()
+        body = error.body()
         self.transport.write(HEAD_OF_400 % (new_id("req").encode(), len(body)) + body)
         self.transport.close()
 

@@ -166,6 +166,7 @@ def test_no_client_makes_new_series(fresh: Any) -> None:
     fresh.complete("Hello")
     fresh.http.get("/nothing")
     fresh.http.put("/health")
+    fresh.http.request("METHOD", "/health")
     fresh.post(prompt="x", n=0)
     fresh.post(prompt="x", model="other")
     fresh.post(prompt=[2] * 600)

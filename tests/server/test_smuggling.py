@@ -83,12 +83,18 @@ def test_what_could_be_read_in_two_ways_is_refused_and_the_connection_closed(ser
     assert b"alive" not in answer
 
 
-def test_what_is_no_http_is_told_so_in_the_envelope(server: Any) -> None:
+def test_what_is_no_http_is_told_so_in_the_envelope_and_counted(server: Any) -> None:
+    def counted() -> tuple[float, float]:
+        errors = server.metric("octavo_errors_total", code="invalid_http")
+        return server.metric("octavo_http_responses_total", status="400"), errors
+
+    responses, errors = counted()
     for data in (b"FOO /v1/completions HTTP/1.1\r\nHost: x\r\n\r\n", b"nonsense\r\n\r\n"):
         head, _, body = exchange(server, data).partition(b"\r\n\r\n")
         assert statuses(head) == [400]
         assert b"x-request-id: req-" in head
         assert json.loads(body)["error"]["code"] == "invalid_http"
+    assert counted() == (responses + 2, errors + 2)
 
 
 def test_trailers_are_not_headers(serving: Any) -> None:
