@@ -158,32 +158,13 @@ def resolve(settings: Settings, hardware: Hardware, facts: ModelFacts, draft: Mo
     )
 
 
-def refit(plan: Plan, page_bytes: int) -> Plan:
-    """The plan where the kernels that it counted on could not be had: keys and values in `dtype`, a page of them
-    `page_bytes`, as many as the same memory holds. Raises ConfigError where that is of no use, or not as asked."""
-    num_pages, drafting = plan.kv_bytes // page_bytes, plan.drafting
-    if plan.reasons["kv_dtype"] == _AS_ASKED:
-        raise ConfigError("--kv-cache-dtype int8 needs the CPU kernels, which could not be built: use auto")
-    fits = num_pages * plan.page_size
-    if fits < plan.max_model_len and (plan.reasons["max_model_len"] == _AS_ASKED or fits < _SHORTEST_CONTEXT):
-        raise ConfigError(
-            f"without the CPU kernels the KV pool holds {fits} tokens, less than one context of {plan.max_model_len}: "
-            "raise --kv-memory, or lower --max-model-len"
-        )
-    if drafting is not None and drafting.num_pages:
-        wider = drafting.page_bytes * page_bytes // plan.page_bytes
-        drafting = replace(drafting, page_bytes=wider, num_pages=drafting.num_pages * drafting.page_bytes // wider)
-    return replace(
-        plan,
-        kv_dtype=plan.dtype,
-        page_bytes=page_bytes,
-        num_pages=num_pages,
-        offload_pages=plan.offload_pages * plan.page_bytes // page_bytes,
-        max_model_len=min(plan.max_model_len, fits),
-        drafting=drafting,
-        attention_backend="torch",
-        reasons=plan.reasons | dict.fromkeys(("kv_dtype", "attention_backend"), "the CPU kernels could not be built"),
-    )
+def resolve_without_kernels(
+    settings: Settings, hardware: Hardware, facts: ModelFacts, draft: ModelFacts | None = None
+) -> Plan:
+    """The plan where the kernels that `resolve` counted on could not be had. Raises ConfigError where that is of no
+    use, or not as asked."""
+    plan = resolve(settings.model_copy(update={"attention_backend": "torch"}), hardware, facts, draft)
+    return replace(plan, reasons=plan.reasons | {"attention_backend": "the CPU kernels could not be built"})
 
 
 def _device(settings: Settings, hardware: Hardware) -> tuple[str, str]:

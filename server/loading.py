@@ -6,6 +6,7 @@ to import is imported here while the main thread has nothing better to do.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING
 from config.errors import ConfigError
 from config.facts import ModelFacts
 from config.hardware import Hardware
-from config.plan import Plan, refit, resolve
+from config.plan import Plan, resolve, resolve_without_kernels
 from config.settings import Settings
 from config.sizes import format_size
 from kvstore.tier import U8, file_memory
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
     from models.base import Runner
     from models.loading.checkpoint import Checkpoint
     from models.loading.tokenizer import LoadedTokenizer
+
+
+logger = logging.getLogger("octavo")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +63,8 @@ def load_model(
         checkpoint = open_checkpoint(resolve_source(settings.model))
         drafting = open_drafting(settings, checkpoint)
         facts, draft_facts = facts_of(checkpoint), None if drafting is None else facts_of(drafting)
-        plan = resolve(settings, Hardware.detect(settings.device), facts, draft_facts)
+        hardware = Hardware.detect(settings.device)
+        plan = resolve(settings, hardware, facts, draft_facts)
     planned(plan)
     with ThreadPoolExecutor(3, thread_name_prefix="load") as threads:
         kernels = threads.submit(_load_kernels, plan, phases)
@@ -70,8 +75,11 @@ def load_model(
         if drafting is not None:
             check_vocabulary(tokenizer, drafting)
         runner, drafter = weights.result()
-    if (page_bytes := runner.page_bytes(plan.page_size)) != plan.page_bytes:  # torch operators, which have no int8
-        plan = refit(plan, page_bytes)
+    from models.cpu.runner import CpuRunner
+
+    if plan.attention_backend == "cpu" and not isinstance(runner, CpuRunner):
+        was, plan = plan, resolve_without_kernels(settings, hardware, facts, draft_facts)
+        _tell_change(was, plan)
     # What ends a text is known to the tokenizer's files too, and the scheduler goes by the runner's numbers.
     runner.config = replace(runner.config, eos_token_ids=tokenizer.eos_token_ids)
     with phases.phase("KV pool"):
@@ -85,6 +93,13 @@ def load_model(
     forms = (plan.quantization, plan.dtype, plan.kv_dtype, plan.attention_backend, *sizes)
     identity = {"model": checkpoint.fingerprint, "format": " ".join(map(str, forms)), "build": build_key(runner)}
     return Model(plan, runner, tokenizer, identity, memory, drafter)
+
+
+def _tell_change(was: Plan, plan: Plan) -> None:
+    """The plan that was printed no longer holds."""
+    before, now = ({label: value for label, value, _ in one.rows()} for one in (was, plan))
+    changed = (f"{label} {now.get(label, 'none')}" for label, value in before.items() if now.get(label) != value)
+    logger.warning("the plan without the CPU kernels: %s", "; ".join(changed))
 
 
 def _tier_memory(plan: Plan) -> U8:

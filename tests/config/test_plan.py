@@ -11,7 +11,7 @@ import pytest
 from config.errors import ConfigError
 from config.facts import ModelFacts
 from config.hardware import CudaDevice, Hardware
-from config.plan import Plan, refit, resolve
+from config.plan import Plan, resolve, resolve_without_kernels
 from config.settings import Settings
 
 GIB = 1 << 30
@@ -73,18 +73,16 @@ def test_keys_and_values_are_kept_in_as_few_bits_as_the_arithmetic_has() -> None
     assert "needs the CPU kernels" in refusal(LAPTOP, kv_cache_dtype="int8", attention_backend="torch")
 
 
-def test_without_the_kernels_the_same_memory_holds_fewer_tokens() -> None:
-    planned = plan(LAPTOP, SMALL, kv_memory="128MiB", kv_offload="64MiB")
-    page_bytes = 11_520 * 4 * 16
-    found = refit(planned, page_bytes)
-    assert (found.kv_dtype, found.page_bytes) == ("float32", page_bytes)
-    assert found.num_pages == planned.kv_bytes // page_bytes
-    assert found.offload_pages == planned.offload_pages * planned.page_bytes // page_bytes
-    assert found.max_model_len == found.num_pages * 16 < planned.max_model_len
-    assert (found.attention_backend, found.reasons["kv_dtype"]) == ("torch", "the CPU kernels could not be built")
-    for asked in ({"kv_cache_dtype": "int8"}, {"kv_memory": "2MiB", "max_model_len": "128"}):
+def test_without_the_kernels_the_plan_is_that_of_torch_and_says_why() -> None:
+    for asked in ({}, {"kv_cache_dtype": "float32"}, {"attention_backend": "cpu", "kv_memory": "128MiB"}):
+        found = resolve_without_kernels(Settings.load(asked, {}), LAPTOP, SMALL)
+        assert found.reasons["attention_backend"] == "the CPU kernels could not be built"
+        torch = plan(LAPTOP, SMALL, **asked | {"attention_backend": "torch"})
+        assert found == replace(torch, reasons=found.reasons)
+        assert (found.attention_backend, found.quantization, found.speculation) == ("torch", "none", None)
+    for refused in ({"kv_cache_dtype": "int8"}, {"quantization": "int8"}):
         with pytest.raises(ConfigError, match="CPU kernels"):
-            refit(plan(LAPTOP, SMALL, **asked), page_bytes)
+            resolve_without_kernels(Settings.load(refused, {}), LAPTOP, SMALL)
 
 
 def test_a_gpu_is_taken_when_there_is_one_unless_the_cpu_is_asked_for() -> None:

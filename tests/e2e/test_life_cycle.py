@@ -214,6 +214,19 @@ def test_a_signal_while_the_model_loads_ends_it_at_once(tmp_path: Path) -> None:
         assert daemon.log.read_text() == ""
 
 
+def test_without_a_compiler_the_daemon_serves_and_says_with_what(tmp_path: Path) -> None:
+    flags = ("--kv-cache-dtype", "bfloat16", "--cache-dir", str(tmp_path / "cache"))
+    with started(tmp_path, *flags, CXX="/bin/false") as daemon:
+        daemon.wait_until_ready()
+        plan = daemon.get("/info").json()["plan"]
+        assert (plan["attention_backend"], plan["quantization"], plan["speculation"]) == ("torch", "none", None)
+        metrics = daemon.get("/metrics").text
+        assert re.search('octavo_model_info{.*attention_backend="torch".*quantization="none"', metrics)
+        log = daemon.log.read_text()
+        assert "the plan without the CPU kernels: weights none; attention torch; " in log
+        assert "; speculation none\n" in log
+
+
 def test_a_process_that_was_paused_is_not_taken_for_stuck(tmp_path: Path) -> None:
     with started(tmp_path, "--step-timeout", "2") as daemon:
         daemon.wait_until_ready()
