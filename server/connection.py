@@ -1,12 +1,14 @@
 """uvicorn's HTTP/1.1 connection, with bounds on what a stranger can make it hold.
 
 A request's head has to come whole, in time and in few bytes; so does everything between two pieces of a body. Trailers,
-which would pass for headers that nobody in front of the server has looked at, are dropped. Owned by the event loop.
+which would pass for headers that nobody in front of the server has looked at, are dropped. While connections hold
+half of the process's descriptors, each new one ends the one that has been idle for longest. Owned by the event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
+import resource
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -16,6 +18,7 @@ from server.replies.head import new_id
 
 MAX_HEAD_BYTES = 64 << 10
 HEAD_SECONDS = 20.0
+CONNECTIONS_SHARE = 1 / 2  # of the descriptors that the process may have open, beyond which idle ones give way
 HEAD_OF_400 = (
     b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\nx-request-id: %b\r\n"
     b"content-length: %d\r\nconnection: close\r\n\r\n"
@@ -27,12 +30,16 @@ class Connection(HttpToolsProtocol):
 
     _head_timer: asyncio.TimerHandle | None = None
     _in_head = True
+    _idle_since = 0.0  # on the loop's clock; the last answer's end counts
     _held_bytes = 0  # received since the head or a piece of the body was last complete
     _head_bytes = 0  # of the headers
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        self._idle_since = self.loop.time()
         self._expect_head()
+        if len(self.connections) > CONNECTIONS_SHARE * resource.getrlimit(resource.RLIMIT_NOFILE)[0]:
+            self._make_room()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._head_arrived()
@@ -53,6 +60,10 @@ class Connection(HttpToolsProtocol):
         body = error.body()
         self.transport.write(HEAD_OF_400 % (new_id("req").encode(), len(body)) + body)
         self.transport.close()
+
+    def on_response_complete(self) -> None:
+        self._idle_since = self.loop.time()
+        super().on_response_complete()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -79,6 +90,14 @@ class Connection(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         self._held_bytes = 0
         super().on_body(body)
+
+    def _make_room(self) -> None:
+        """Close the connection that has waited longest for a request: this one, where all others are being answered."""
+        idle = (one for one in self.connections if isinstance(one, Connection) and one._idle())
+        min(idle, key=lambda one: one._idle_since, default=self).transport.close()
+
+    def _idle(self) -> bool:
+        return not self.transport.is_closing() and (self.cycle is None or self.cycle.response_complete)
 
     def _expect_head(self) -> None:
         self._head_arrived()

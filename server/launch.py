@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import resource
 import signal
 import sys
 from pathlib import Path
@@ -32,6 +33,7 @@ from server.tracing import check_sdk
 # How long a thread may keep the interpreter's lock while another waits for it. The default of 5 ms is what the event
 # loop would wait for each time the model's thread prepares a step in Python; a decode step takes about that long.
 SWITCH_INTERVAL_SECONDS = 0.0005
+MAX_DESCRIPTORS = 1 << 16  # more connections than that are a matter of memory
 
 
 def serve(settings: Settings, began: float) -> int:
@@ -43,6 +45,7 @@ def serve(settings: Settings, began: float) -> int:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     configure(settings.log_level, settings.log_format)
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
+    _raise_descriptor_limit()
     if settings.cache_dir is not None:
         os.environ["OCTAVO_CACHE_DIR"] = str(settings.cache_dir)
 
@@ -77,6 +80,13 @@ def serve(settings: Settings, began: float) -> int:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(run(settings, model, template, keys, bound, phases, ready))
     return 0
+
+
+def _raise_descriptor_limit() -> None:
+    """Each connection takes one; a shell's soft limit is often 1024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
 
 
 def _import_rest(phases: Phases) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import resource
 import signal
 import socket
 import ssl
@@ -225,6 +226,28 @@ def test_without_a_compiler_the_daemon_serves_and_says_with_what(tmp_path: Path)
         log = daemon.log.read_text()
         assert "the plan without the CPU kernels: weights none; attention torch; " in log
         assert "; speculation none\n" in log
+
+
+@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="only there a process's limits are known to others")
+def test_idle_connections_do_not_keep_others_out(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 256), hard))
+    try:
+        with started(tmp_path) as daemon, contextlib.ExitStack() as idle:
+            daemon.wait_until_ready()
+            assert resource.prlimit(daemon.process.pid, resource.RLIMIT_NOFILE) == (min(hard, 1 << 16), hard)
+            resource.prlimit(daemon.process.pid, resource.RLIMIT_NOFILE, (64, 64))
+            address = ("127.0.0.1", httpx.URL(daemon.url).port or 0)
+            used = idle.enter_context(httpx.Client(base_url=daemon.url))
+            streams = Streams(daemon, 1, max_tokens=300)
+            for _ in range(4):
+                for _ in range(30):
+                    idle.enter_context(socket.create_connection(address))
+                    time.sleep(0.002)
+                assert daemon.get("/health").status_code == used.get("/health").status_code == 200
+            assert streams.ends() == ["[DONE]"]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_a_process_that_was_paused_is_not_taken_for_stuck(tmp_path: Path) -> None:
