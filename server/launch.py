@@ -15,6 +15,7 @@ import resource
 import signal
 import sys
 from pathlib import Path
+from threading import Thread
 
 from rich.console import Console
 from rich.table import Table
@@ -29,6 +30,8 @@ from server.loading import load_model
 from server.logs import configure
 from server.startup import Phases
 from server.tracing import check_sdk
+
+logger = logging.getLogger("octavo")
 
 # How long a thread may keep the interpreter's lock while another waits for it. The default of 5 ms is what the event
 # loop would wait for each time the model's thread prepares a step in Python; a decode step takes about that long.
@@ -54,6 +57,8 @@ def serve(settings: Settings, began: float) -> int:
     phases.note("settings", phases.age_seconds())
     template = _chat_template(settings)
     keys = KeyRing(settings.api_key, settings.admin_api_key, settings.api_key_file)
+    if settings.api_key_file is not None:
+        signal.signal(signal.SIGHUP, lambda *_: Thread(target=_reload, args=(keys,), name="keys").start())
     if settings.otlp_endpoint is not None:
         check_sdk()
     check_tls(settings.ssl_certfile, settings.ssl_keyfile)
@@ -75,7 +80,7 @@ def serve(settings: Settings, began: float) -> int:
         line = f"ready in {phases.seconds['ready']:.1f} s on {url}"
         console.print(line, style="bold")
         if console.quiet:
-            logging.getLogger("octavo").info(line, extra={"fields": {"url": url, "startup_seconds": phases.seconds}})
+            logger.info(line, extra={"fields": {"url": url, "startup_seconds": phases.seconds}})
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(run(settings, model, template, keys, bound, phases, ready))
@@ -87,6 +92,14 @@ def _raise_descriptor_limit() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
+
+
+def _reload(keys: KeyRing) -> None:
+    """On SIGHUP, in a thread: neither the start nor the event loop waits for it."""
+    try:
+        logger.info("the API keys were read again: %d", keys.reload())
+    except ConfigError as error:
+        logger.error("the API keys stay as they were: %s", error)
 
 
 def _import_rest(phases: Phases) -> None:

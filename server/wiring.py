@@ -5,11 +5,9 @@ Runs in the event loop that it will serve from. Importing it is slow, so `server
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import logging
 import math
-import signal
 import socket
 from collections.abc import Callable
 from functools import partial
@@ -100,8 +98,6 @@ async def run(
     # What was made at start lives as long as the process: the collector need not look at it again.
     gc.collect()
     gc.freeze()
-    if settings.api_key_file is not None:
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _reload, keys)
     watchdog.start()
     ready(url_of(bound, "http" if settings.ssl_certfile is None else "https"))
     tell("READY=1")
@@ -115,18 +111,6 @@ async def run(
         cache.save_at_end()
     if not daemon.clean:
         leave(0)
-
-
-def _reload(keys: KeyRing) -> None:
-    """On SIGHUP."""
-
-    def reload() -> None:
-        try:
-            logger.info("the API keys were read again: %d", keys.reload())
-        except ConfigError as error:
-            logger.error("the API keys stay as they were: %s", error)
-
-    asyncio.get_running_loop().run_in_executor(None, reload)
 
 
 def _roofline(model: Model) -> Roofline | None:

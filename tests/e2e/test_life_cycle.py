@@ -282,12 +282,17 @@ def test_tls_keys_reloaded_on_sighup_and_what_systemd_is_told(
         systemd.bind(str(tmp_path / "notify"))
         systemd.settimeout(10)
         with started(tmp_path, *flags, NOTIFY_SOCKET=str(tmp_path / "notify")) as daemon:
+            assert daemon.process.stdout is not None
+            daemon.process.stdout.readline()
+            early = new("early")
+            daemon.signal(signal.SIGHUP)  # while the model loads
             daemon.wait_until_ready()
             assert daemon.url.startswith("https://127.0.0.1:")
             heard = {systemd.recv(100) for _ in range(3)}
             assert heard == {b"READY=1", b"WATCHDOG=1"}
             trusted = ssl.create_default_context(cafile=str(certificate[0]))
-            assert daemon.get("/v1/models", headers=alice, verify=trusted).status_code == 200
+            for known in alice, early:
+                assert daemon.get("/v1/models", headers=known, verify=trusted).status_code == 200
             assert daemon.get("/v1/models", verify=trusted).status_code == 401
             bob = new("bob")
             daemon.signal(signal.SIGHUP)
