@@ -10,6 +10,7 @@ Read once at start and immutable afterwards. Knows nothing of the machine or of 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -53,6 +54,7 @@ def _setting(group: str, metavar: str | None, text: str, default: object, **cons
     return Field(default, description=text, json_schema_extra=extra, **constraints)
 
 
+_ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]+)?")
 SECRETS = frozenset({"api_key", "admin_api_key"})
 _MODEL, _KV, _SCHEDULING, _HTTP, _PROCESS = "model", "KV cache", "scheduling", "HTTP", "process"
 
@@ -240,6 +242,13 @@ class Settings(BaseModel):
     def _no_empty_string(cls, values: tuple[str, ...]) -> tuple[str, ...]:
         if not all(values):
             raise ValueError("must not be empty")
+        return values
+
+    @field_validator("allowed_origins")
+    @classmethod
+    def _as_browsers_write_them(cls, values: tuple[str, ...]) -> tuple[str, ...]:
+        if not all(_ORIGIN.fullmatch(value) for value in values):
+            raise ValueError("must be * or such as https://app.example: scheme and host in lower case, no path")
         return values
 
     @field_validator("otlp_endpoint")

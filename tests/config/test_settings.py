@@ -189,6 +189,21 @@ def test_a_wrong_value_is_named_with_its_source(file: Path) -> None:
     assert refusal("--config", str(file)) == f"--port must be a valid integer, not 'many' (in {file})"
 
 
+@pytest.mark.parametrize(
+    "origin", ["", "nonsense", "https://", "https://app.example/", "HTTPS://app.example", "https://*.example"]
+)
+def test_an_origin_that_no_browser_sends_is_refused(origin: str) -> None:
+    message = refusal("--allowed-origins", origin, "*")
+    assert message.startswith("--allowed-origins must be * or such as https://app.example: ")
+    assert repr(origin) in message
+
+
+def test_origins_are_taken_as_browsers_write_them() -> None:
+    origins = ("*", "null", "http://localhost:3000", "https://app.example", "http://[::1]:80", "moz-extension://1-2")
+    assert load("--allowed-origins", *origins).allowed_origins == origins
+    assert load(OCTAVO_ALLOWED_ORIGINS="").allowed_origins == ()
+
+
 def test_a_key_is_never_repeated_in_a_message_or_in_a_log(file: Path) -> None:
     file.write_text("api-key: {secret: 1}\n")
     assert "secret" not in refusal("--config", str(file))
