@@ -102,16 +102,16 @@ def generate() -> str:
     return PREFIX + secrets.token_urlsafe(32)
 
 
-def read(path: Path) -> list[Key]:
-    """The keys in a file. Raises ConfigError with one line that names the entry."""
+def read(path: Path, flag: str = "--api-key-file") -> list[Key]:
+    """The keys in a file that `flag` names. Raises ConfigError with one line that names the entry."""
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise ConfigError(f"--api-key-file {path}: cannot be read: {(error.strerror or str(error)).lower()}") from None
-    return parse(content, path)
+        raise ConfigError(f"{flag} {path}: cannot be read: {(error.strerror or str(error)).lower()}") from None
+    return parse(content, f"{flag} {path}")
 
 
-def parse(content: bytes, path: Path) -> list[Key]:
+def parse(content: bytes, source: str) -> list[Key]:
     """The keys in what a file holds. Raises as `read` does."""
     try:
         keys = _FILE.validate_python(yaml.safe_load(content.decode())) or []
@@ -119,11 +119,11 @@ def parse(content: bytes, path: Path) -> list[Key]:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"]))
         problem = f"entry {where} {in_our_words(first['msg'])}" if where else f"must be a list of keys, like {_LIKE}"
-        raise ConfigError(f"--api-key-file {path}: {problem}") from None
+        raise ConfigError(f"{source}: {problem}") from None
     except (yaml.YAMLError, ValueError, RecursionError):  # its text stays out of logs
-        raise ConfigError(f"--api-key-file {path}: is not YAML: it must be a list of keys, like {_LIKE}") from None
+        raise ConfigError(f"{source}: is not YAML: it must be a list of keys, like {_LIKE}") from None
     for field in ("name", "sha256"):
         values = [getattr(key, field) for key in keys]
         if twice := next((value for value in values if values.count(value) > 1), None):
-            raise ConfigError(f"--api-key-file {path}: the {field} {twice[:64]} is there twice")
+            raise ConfigError(f"{source}: the {field} {twice[:64]} is there twice")
     return keys

@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Raises ConfigError."""
     path: Path = options.file
-    keys = read(path) if path.exists() or options.action == "list" else []
+    keys = read(path, "--file") if path.exists() or options.action == "list" else []
     if options.action == "list":
         for key in keys:
             shown = key.model_dump(exclude_none=True, exclude={"sha256"})
@@ -59,7 +59,7 @@ def _append(path: Path, key: Key, expected: list[Key]) -> None:
     before = path.read_bytes() if path.exists() else b""
     added = (b"\n" if before and not before.endswith(b"\n") else b"") + line.encode()
     try:
-        fits = parse(before + added, path) == expected
+        fits = parse(before + added, str(path)) == expected
     except ConfigError:
         fits = False
     if not fits:

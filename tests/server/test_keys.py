@@ -64,6 +64,17 @@ def test_a_file_that_cannot_be_written_is_one_line(tmp_path: Path, capsys: pytes
     assert capsys.readouterr() == ("", f"octavo: error: --file {file}: cannot be written: no such file or directory\n")
 
 
+def test_a_file_that_cannot_be_read_is_named_by_the_flag_it_was_given_with(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["keys", "list", "--file", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == f"octavo: error: --file {tmp_path}: cannot be read: is a directory\n"
+    (file := tmp_path / "keys.yaml").write_text("{")
+    for action in ["list"], ["new", "alice"]:
+        assert main(["keys", *action, "--file", str(file)]) == 2
+        assert capsys.readouterr().err.startswith(f"octavo: error: --file {file}: is not YAML")
+
+
 def test_a_key_is_added_to_what_was_written_by_hand_or_the_file_stays_as_it_was(
     file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
