@@ -66,6 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=180.0, help="of overload [%(default)g]")
     parser.add_argument("--kind", default="chat", help="request set [%(default)s]")
     parser.add_argument("--url", help="a server that runs already; the daemon, with its defaults, when not given")
+    parser.add_argument("--api-key", action="append", default=[], metavar="KEY", help="several take turns")
     parser.add_argument("--cafile", type=Path, metavar="FILE", help="certificates to trust instead of the system's")
     parser.add_argument("--slots", type=int, default=128, help="its places in the batch, where /info does not say")
     parser.add_argument("--probe", nargs=2, metavar=("URL", "PID"), help=argparse.SUPPRESS)
@@ -75,7 +76,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         tls = trusting(options.cafile)
         if options.probe:
             return _probe(*options.probe, tls=tls)
-        with serving(options.url and options.url.rstrip("/"), [*FLAGS, *options.flags], tls=tls) as server:
+        url = options.url and options.url.rstrip("/")
+        with serving(url, [*FLAGS, *options.flags], options.api_key, tls=tls) as server:
             return _measure(server, options, tls)
     except ssl.SSLCertVerificationError as error:
         print(f"overload: the server's certificate is not trusted ({error.verify_message}): give its own as --cafile")
@@ -85,7 +87,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _measure(server: Server, options: argparse.Namespace, tls: ssl.SSLContext) -> int:
-    slots = ((get_json(server.url + "/info", tls=tls) or {}).get("plan") or {}).get("max_num_seqs") or options.slots
+    info = get_json(server.url + "/info", options.api_key, tls) or {}
+    slots = (info.get("plan") or {}).get("max_num_seqs") or options.slots
     seconds = min(60.0, options.seconds)
     numbers = iter(range(1, 100))
 
@@ -95,7 +98,8 @@ def _measure(server: Server, options: argparse.Namespace, tls: ssl.SSLContext) -
         time.sleep(PAUSE_SECONDS)
         prompts = list(make(options.kind, count, seed=next(numbers)))
         arrivals = due("poisson", rate, count, seed=count) if rate else None
-        sent = drive(server.url, server.model, prompts, 0 if rate else slots, due=arrivals, tls=tls)
+        keys = options.api_key
+        sent = drive(server.url, server.model, prompts, 0 if rate else slots, due=arrivals, keys=keys, tls=tls)
         answers, _ = uvloop.run(sent)
         good = [answer for answer in answers if answer.error is None]
         last = arrivals[-1] if arrivals else max(answer.started for answer in good) - answers[0].started
@@ -166,7 +170,8 @@ def _probed(server: Server, cafile: Path | None) -> Iterator[list[tuple[float, i
 def _report(full: Phase, overload: Phase, after: Phase, probe: list[tuple[float, int]]) -> int:
     health = quantile_ms([took for took, _ in probe], 0.99) or float("inf")
     quarter = max(1, len(probe) // 4)
-    grown = statistics.median(rss for _, rss in probe[-quarter:]) - statistics.median(rss for _, rss in probe[:quarter])
+    first, last = ([rss for _, rss in part] for part in (probe[:quarter], probe[-quarter:]))
+    grown = statistics.median(last) - statistics.median(first) if probe else float("inf")
     slower = (overload.ttft_p99_ms or float("inf")) / (full.ttft_p99_ms or float("inf"))
     share = 2 * overload.output_tokens_per_second / (full.output_tokens_per_second + after.output_tokens_per_second)
     promises = {

@@ -64,6 +64,7 @@ class Fake(BaseHTTPRequestHandler):
 @pytest.fixture
 def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setattr(bench, "RESULTS", tmp_path)
+    monkeypatch.setattr(ThreadingHTTPServer, "request_queue_size", 128)
     with ThreadingHTTPServer(("127.0.0.1", 0), Fake) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
@@ -273,6 +274,25 @@ def test_an_overload_of_such_a_server_too(
         took, rss = probe.stdout.readline().split()
         probe.terminate()
     assert (0 < float(took) < 30, rss) == (True, "0")
+
+
+def test_an_overload_of_a_server_with_keys_whose_probe_saw_nothing(
+    url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer = Fake._answer
+
+    def locked(self: Fake, status: int, content: bytes) -> None:
+        answer(self, status if self.headers["Authorization"] == "Bearer k" else 401, content)
+
+    monkeypatch.setattr(Fake, "_answer", locked)
+    monkeypatch.setattr(overload, "PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(overload, "_probed", lambda *_: nullcontext([]))
+    quick = ["--url", url, "--kind", "prefill", "--slots", "2", "--seconds", "0.01"]
+    assert overload.main([*quick, "--api-key", "k"]) == 1
+    printed = capsys.readouterr().out
+    assert json.loads(printed.splitlines()[-1])["full load"]["failed"] == 0
+    for promise in ("/health p99", "memory grown"):
+        assert f"BROKEN {promise}" in printed
 
 
 def test_an_overload_of_nothing_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
