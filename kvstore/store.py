@@ -284,10 +284,11 @@ class KVStore:
         return self.pins[-1]
 
     def pin_room(self) -> int:
-        """Tokens that can still be pinned such that one full context fits beside all pins."""
+        """Tokens that can still be pinned: half of the pool for all pins at most, and one full context beside them."""
         context = self._blocks(self.max_model_len)
         pinned = [sum(pin.pages[group].size for pin in self.pins) for group in range(len(self.pools))]
-        left = [pool.total - context - taken for pool, taken in zip(self.pools, pinned, strict=True)]
+        most = [min(pool.total // 2, pool.total - context) for pool in self.pools]
+        left = [pages - taken for pages, taken in zip(most, pinned, strict=True)]
         return max(0, min(left)) * self.page_size
 
     def unpin(self, pin: Pin) -> None:

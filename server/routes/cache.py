@@ -141,12 +141,7 @@ async def _pin(state: ServerState, prompt: Any, namespace: Hashable) -> Pin:
     engine, kv = state.engine, state.engine.kv
     if len(prompt) < kv.page_size:
         raise InvalidRequest(f"The prefix has {len(prompt)} tokens, and a page has {kv.page_size}.", param="prompt")
-    if len(prompt) > kv.pin_room():
-        raise InvalidRequest(
-            f"The prefix has {len(prompt)} tokens, and {kv.pin_room()} more can be pinned such that one full "
-            f"context of {kv.max_model_len} still fits beside all that is pinned.",
-            param="prompt",
-        )
+    _check_room(kv, prompt)
     params = SamplingParams(seed=0, temperature=0.0, max_tokens=1, ignore_eos=True)
     for _ in range(TRIES):
         request = EngineRequest(new_id("prefix"), prompt, params, namespace=namespace, owner=state.owner())
@@ -159,12 +154,22 @@ async def _pin(state: ServerState, prompt: Any, namespace: Hashable) -> Pin:
         async for update in stream:
             if update.error is not None:
                 raise failure(update.error)
+        _check_room(kv, prompt)  # again: others have pinned theirs meanwhile
         pin = engine.pin(prompt, namespace)
         if pin is not None and pin.length == len(prompt) // kv.page_size * kv.page_size:
             return pin
         if pin is not None:
             engine.unpin(pin)
     raise Unavailable("The prefix was evicted before it could be pinned: the KV cache is too busy.")
+
+
+def _check_room(kv: KVStore, prompt: Any) -> None:
+    if len(prompt) > (room := kv.pin_room()):
+        raise InvalidRequest(
+            f"The prefix has {len(prompt)} tokens, and {room} more can be pinned: all pins may hold half of the KV "
+            f"pool and leave one full context of {kv.max_model_len}.",
+            param="prompt",
+        )
 
 
 def cache_view(state: ServerState, limit: int, cells: int) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -135,6 +136,25 @@ def test_a_system_message_can_be_pinned(server: Any) -> None:
 )
 def test_what_cannot_be_pinned_is_refused(server: Any, body: dict[str, Any], said: str) -> None:
     assert said in server.error(server.http.post("/v1/cache/prefixes", json=body), 400)["message"]
+
+
+def test_pins_leave_half_of_the_pool_to_others_also_when_they_come_together(serving: Any) -> None:
+    with serving(num_pages=256) as served:
+        served.runner.gate.clear()
+
+        def pin(first: int) -> Any:
+            return served.http.post("/v1/cache/prefixes", json={"prompt": [first] * 400})
+
+        with ThreadPoolExecutor(4) as pool:
+            answers = pool.map(pin, range(2, 6))
+            served.wait_until(lambda: served.engine.running + served.engine.waiting == 4)
+            served.runner.gate.set()
+        refused = [answer for answer in answers if answer.status_code != 200]
+        assert len(refused) == 2
+        for answer in [*refused, pin(7)]:
+            error = served.error(answer, 400)
+            assert error["param"] == "prompt"
+            assert "224 more can be pinned: all pins may hold half of the KV pool" in error["message"]
 
 
 def test_the_cache_shows_its_tree_owners_and_evictions(server: Any) -> None:
