@@ -1,8 +1,8 @@
 """How near the model's steps can come to what this machine does at best: what a step costs, and the ceilings.
 
 The ceilings are measured once for a machine, a device and an arithmetic, in a second, and kept in the cache folder.
-Those of a machine that was busy meanwhile serve for this start only. For the native kernels the ceiling of arithmetic
-is what they reach themselves, so that torch need not be imported: `models.probe` tries torch's too.
+A busy machine would give wrong ones, late: a later start measures them. For the native kernels the ceiling of
+arithmetic is what they reach themselves, so that torch need not be imported: `models.probe` tries torch's too.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ BUSY = 1.0  # processes that wanted to run in the last minute, for each core: mo
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """What the model's steps cost, and what bounds them, per second."""
+    """What the model's steps cost, and what bounds them, per second; None while that is not known."""
 
     cost: StepCost
-    bytes_read: float
-    operations: float  # in the arithmetic of the weights
+    bytes_read: float | None
+    operations: float | None  # in the arithmetic of the weights
 
 
 def roofline(runner: Runner, threads: int) -> Roofline | None:
@@ -60,12 +60,14 @@ def roofline(runner: Runner, threads: int) -> Roofline | None:
     return None
 
 
-def _kept(runner: Runner, arithmetic: str, measure: Callable[[], tuple[float, float]]) -> tuple[float, float]:
+def _kept(
+    runner: Runner, arithmetic: str, measure: Callable[[], tuple[float, float]]
+) -> tuple[float, float] | tuple[None, None]:
     """Bytes read and operations a second, from the cache folder if they are there."""
     digest = hashlib.sha256(f"{build_key(runner)} {arithmetic}".encode()).hexdigest()[:24]
     path = cache_path("ceilings", digest, ".json")
     if psutil.getloadavg()[0] > BUSY * (psutil.cpu_count() or 1) and not path.exists():
-        return measure()
+        return None, None
 
     def write(target: Path) -> None:
         target.write_text(json.dumps(measure()))

@@ -129,7 +129,7 @@ class Metrics:
         if model:
             info = Gauge("octavo_model_info", "What is served, as labels.", tuple(model), registry=registry)
             info.labels(**model).set(1)
-        if roofline is not None:
+        if roofline is not None and roofline.bytes_read is not None and roofline.operations is not None:
             best = {"read_bytes": roofline.bytes_read, "operations": roofline.operations}
             gauge("roofline_per_second", "The best that this machine was seen to do.", best, "what")
 

@@ -24,7 +24,7 @@ import yaml
 from support.otlp import Collector, collecting
 from support.prometheus import ALERTS, CONFIG, DASHBOARD, DEPLOY, PANELS, program
 
-from loadtest.servers import Server, answers, free_port, started
+from loadtest.servers import Server, answers, free_port, metrics_of, started
 
 pytestmark = pytest.mark.e2e
 
@@ -135,6 +135,8 @@ def wait_until(condition: Callable[[], bool]) -> None:
 def test_every_panel_shows_numbers(scene: Scene, expression: str) -> None:
     expression = expression.replace("$__rate_interval", "10s").replace("$instance", ".*")
     assert "$" not in expression
+    if "octavo_roofline" in expression and "octavo_roofline" not in metrics_of(scene.server):
+        pytest.skip("the machine was too busy at the start for its ceilings")
 
     def shown() -> bool:
         samples = scene.query(expression)

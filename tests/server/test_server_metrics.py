@@ -112,6 +112,14 @@ def test_what_steps_read_and_compute_stands_beside_the_ceilings(serving: Any) ->
         assert server.metric("octavo_step_operations_total") == 2 * (4 * 10 + 2 * 4) + (1 + 2 + 3 + 4) * 6
 
 
+def test_what_steps_read_is_counted_where_the_ceilings_are_not_known() -> None:
+    metrics = Metrics("0.0", roofline=Roofline(StepCost(1, 1, 1, 1, 1), None, None))
+    metrics.on_step(StepRecord(1, 0.0))
+    value = metrics.registry.get_sample_value
+    assert value("octavo_step_read_bytes_total") == 1
+    assert value("octavo_roofline_per_second", {"what": "read_bytes"}) is None
+
+
 def test_drafts_are_counted_by_proposer_and_place_and_by_what_they_gave() -> None:
     metrics = Metrics("0.0")
     metrics.on_step(StepRecord(1, 0.0, drafts=(("ngram", 3, 2), ("ngram", 3, 0), ("model", 20, 20))))
