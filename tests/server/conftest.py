@@ -36,6 +36,7 @@ from scheduler.engine import Engine
 from scheduler.limits import Limits
 from server.app import create_app
 from server.connection import Connection
+from server.daemon import KEEP_ALIVE_SECONDS
 from server.keys import KeyRing
 from server.metrics import Metrics
 from server.protocol.checks import ServerLimits
@@ -332,7 +333,10 @@ def serve(
             **options,
         )
         engine.start()
-        config = uvicorn.Config(create_app(state), http=Connection, ws="none", log_config=None, access_log=False)
+        config = uvicorn.Config(
+            create_app(state), http=Connection, ws="none", log_config=None, access_log=False,
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,  # longer than the client's: or it may send just as the server closes
+        )  # fmt: skip
         server = uvicorn.Server(config)
         parts.extend([state, asyncio.get_running_loop(), server])
         ready.set()
