@@ -20,7 +20,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from kvstore.store import KVStore
-from kvstore.tier import HostTier
+from kvstore.tier import Costs, HostTier
 from models.build import build_runner
 from models.cpu.library import load_library
 from models.cpu.runner import CpuRunner
@@ -82,6 +82,17 @@ class Knowing:
     def forget(self, sequence: Sequence) -> None: ...
 
     def reset(self) -> None: ...
+
+
+class Sometimes(Costs):
+    """Has pages moved between the tiers by chance, whatever the machine is busy with."""
+
+    def __init__(self, rng: random.Random) -> None:
+        super().__init__()
+        self._rng = rng
+
+    def pays(self, page_size: int, *, both_ways: bool) -> bool:
+        return self._rng.random() < 0.8
 
 
 @pytest.fixture(scope="module")
@@ -208,8 +219,11 @@ async def scenario(
     Returns the preemptions, the pages that came back from the second tier, drafted tokens that were right, and how
     many drafts had branches.
     """
-    proposer = Knowing(rng, alone)
+    by_step = random.Random(rng.random())  # apart: how often it is asked depends on the machine
+    proposer = Knowing(by_step, alone)
     running = engine(runner, conditions, proposer if conditions.branches else None)
+    if running.kv.tier is not None:
+        running.kv.tier.costs = Sometimes(by_step)
     running.start()
     for _ in range(rng.choice([1, 1, 2])):  # the second round finds what the first left in the cache
         chosen = rng.sample(REQUESTS, rng.choice([1, 2, 3, 5, 8, 16, 40]))
