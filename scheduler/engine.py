@@ -36,6 +36,7 @@ from scheduler.errors import (
 )
 from scheduler.journal import Journal, StepRecord
 from scheduler.limits import Limits
+from scheduler.newcomers import Newcomers
 from scheduler.notes import note_drafts, note_moves, record_of
 from scheduler.plan import StepPlan, plan
 from scheduler.proposers.base import Draft
@@ -94,6 +95,7 @@ class Engine:
         self._stopping = False
         self._failed_steps = 0
         self._new_sequences = 0  # submitted since the last plan
+        self._newcomers = Newcomers()
         self._jobs: list[tuple[Callable[[], Any], asyncio.Future[Any]]] = []
         self._wake = asyncio.Event()
         self._empty = asyncio.Event()
@@ -153,7 +155,11 @@ class Engine:
 
     def check_room(self, owner: str, choices: int, priority: int, prompt_tokens: int = 0) -> None:
         """Raises NotAccepting or QueueFull as `submit` does for such a group; before its prompts are known, for those
-        that it would refuse whatever they are."""
+        that it would refuse whatever they are. The others are expected to be submitted in a moment."""
+        self._check_room(owner, choices, priority, prompt_tokens)
+        self._newcomers.expect()
+
+    def _check_room(self, owner: str, choices: int, priority: int, prompt_tokens: int) -> None:
         if not self.accepting:
             raise NotAccepting(self.unhealthy_reason or "the engine is shutting down")
         left_behind, now = self._state.num_waiting > self._new_sequences, self._clock()
@@ -174,7 +180,7 @@ class Engine:
                 raise DuplicateRequest(f"request {request.id} has not ended")
             seen.add(request.id)
         tokens, choices = sum(len(request.prompt) for request in group), sum(request.n for request in group)
-        self.check_room(group[0].owner, choices, group[0].priority, tokens)
+        self._check_room(group[0].owner, choices, group[0].priority, tokens)
         if not len(self._requests):
             self.last_progress = self._clock()
             self._requests.drain_rate.busy(self.last_progress)
@@ -184,6 +190,7 @@ class Engine:
                 self._recorder.submit(request)
         streams = [self._requests.open(request) for request in group]
         self._new_sequences += choices
+        self._newcomers.came()
         self._wake.set()
         return streams
 
@@ -283,6 +290,7 @@ class Engine:
         while not self._stopping and self.healthy:
             while self._jobs:
                 await self._run_job(*self._jobs.pop(0))
+            waited = await self._wait_for_newcomers(previous)
             started = self._clock()
             step = await self._next_step()
             planned = self._clock()
@@ -301,12 +309,24 @@ class Engine:
             self._publish(previous)
             self.steps += 1
             record = previous = record_of(self.steps, step, self._state, started, planned)
+            record.wait_seconds = waited
             try:
                 await self._finish_step(step, future, record, planned)
             except Exception as error:
                 record.error = f"{type(error).__name__}: {error}"
                 self._step_failed(step.plan, error)
         self._publish(previous)
+
+    async def _wait_for_newcomers(self, previous: StepRecord | None) -> float:
+        """Returns the seconds that took. Nobody is waited for who would not be let in at once."""
+        state, began = self._state, self._clock()
+        if state.num_waiting > self._new_sequences or not len(self._requests):
+            return 0.0
+        if previous is None or not state.running:
+            await self._newcomers.wait(0, 0.0)
+        else:
+            await self._newcomers.wait(previous.finished, previous.run_seconds)
+        return self._clock() - began
 
     async def _run_job(self, work: Callable[[], T], done: asyncio.Future[T]) -> None:
         self._requests.step_in_flight = True

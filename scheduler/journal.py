@@ -20,6 +20,7 @@ class StepRecord:
 
     number: int
     time: float  # when planning began
+    wait_seconds: float = 0.0  # before that, for requests about to come
     plan_seconds: float = 0.0  # planning and building the batch
     run_seconds: float = 0.0  # the model, with the way to its thread and back
     mask_seconds: float = 0.0  # of run_seconds: finding out what constraints allow

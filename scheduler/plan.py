@@ -5,24 +5,26 @@ the state (admits, preempts, reserves pages) and says what it did. Owned by the 
 
 The order of things:
 
-1. Each sequence that decodes gets one row, and prompts the rest of the budget: a quarter of it the most senior one, so
-   that it gets on whoever comes, and then of one priority whose prompt is due first: a prompt of n tokens is due n rows
-   after it came, so shorter ones pass it until they have had as many rows as it has. Beside sequences that decode, and
-   wait for them, prompts get no more than a bound of their own, or what ends a prompt, and no more than each of these
-   sequences still bears: twice the bound in all, and three eighths of it for each of its tokens, so that short answers
-   are not given in the middle of other people's prompts only. Seniority is (priority, arrival, choice).
+1. Each sequence that decodes gets one row, and prompts the rest of the budget: a sixteenth of it the most senior one,
+   so that it gets on whoever comes, and then of one priority whose prompt is due first: shorter ones pass longer ones
+   until these have waited for so many rows (`State.submit`). Beside sequences that decode, and wait for them, prompts
+   get no more than a bound of their own, or what ends a prompt, and no more than each of these sequences still bears:
+   twice the bound in all, and three eighths of it for each of its tokens, so that short answers are not given in the
+   middle of other people's prompts only. Seniority is (priority, arrival, choice).
 2. Pages are reserved by seniority. When there are none, the most junior running sequence is preempted, which may be
    the one asking. So the most senior always gets its pages, and two that cannot both fit run one after the other,
    never back and forth.
-3. Waiting sequences are admitted in order while budget, slots and pages last. The first that finds none stops the
-   rest, so that nobody is overtaken for ever. Only one whose prefix is being computed by a running neighbour is passed
-   over: it waits for that prefix instead of computing it again. Under the priority policy a more urgent one takes the
-   place of the least urgent that runs. Under the prefix policy those with the longest cached prefix come first, before
-   it is evicted; who has been overtaken often enough comes before them.
+3. Waiting sequences are admitted in order while budget, slots and pages last; of an owner's first few whose prompt is
+   due first, if there is room for all of these. The first that finds none stops the rest, so that nobody is overtaken
+   for ever. Only one whose prefix is being computed by a running neighbour is passed over: it waits for that prefix
+   instead of computing it again. Under the priority policy a more urgent one takes the place of the least urgent that
+   runs. Under the prefix policy those with the longest cached prefix come first, before it is evicted; who has been
+   overtaken often enough comes before them.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
@@ -37,6 +39,8 @@ from scheduler.state import State
 # times as long for a token as the median one, 2.0 times without; the mean time to the first token is 8% longer.
 BOUNDS_A_TOKEN = 0.375
 BOUNDS_BESIDES = 2
+# The part of the rows for prompts that the most senior prompt gets before the others share them.
+SENIOR_SHARE = 1 / 16
 # How many neighbours in turn a sequence may wait for, so that a chain of them cannot hold it back for ever.
 MAX_HOLDS = 8
 # How many waiting sequences are compared with those neighbours in one step.
@@ -44,7 +48,7 @@ MAX_LOOKS = 256
 # The prefix policy: how many of the queue it looks at, and how many others may be let in before one of them.
 MAX_ORDERED = 64
 MAX_OVERTAKEN = 64
-# How many of those who wait are compared with the prompts that are being computed.
+# How many of those who wait are compared with each other and with the prompts that are being computed.
 MAX_COMING = 8
 
 
@@ -106,15 +110,19 @@ def plan(state: State, budget: int) -> StepPlan:
     rows = [0] * len(running)
     prefilling = []
     bound = state.limits.max_prefill_beside
-    borne = BOUNDS_BESIDES * bound
+    besides, a_token = BOUNDS_BESIDES * bound, max(1, int(BOUNDS_A_TOKEN * bound))
+    borne = besides
     for position, sequence in enumerate(running):
         if sequence.goal - sequence.computed > 1:
             prefilling.append(position)
         elif left.tokens:
             rows[position] = left.take(sequence)
-            borne = min(borne, _borne(state, sequence))
+            tokens = a_token * (sequence.known - sequence.prompt_length)
+            if sequence.bears is None:
+                sequence.bears = state.prompt_rows + besides - tokens
+            borne = min(borne, sequence.bears + tokens - state.prompt_rows)
     if len(prefilling) < len(running):
-        left.limit_prompts(bound, borne)
+        left.limit_prompts(bound, max(a_token, borne))
     kept = _take_prompts(state, left, prefilling, rows)
 
     reserve = state.kv.reserve
@@ -147,24 +155,14 @@ def plan(state: State, budget: int) -> StepPlan:
     return step
 
 
-def _borne(state: State, sequence: Sequence) -> int:
-    """How many rows of prompts a sequence that decodes still bears beside it."""
-    bound = state.limits.max_prefill_beside
-    a_token = max(1, int(BOUNDS_A_TOKEN * bound))
-    tokens = a_token * (sequence.known - sequence.prompt_length)
-    if sequence.bears is None:
-        sequence.bears = state.prompt_rows + BOUNDS_BESIDES * bound - tokens
-    return max(a_token, sequence.bears + tokens - state.prompt_rows)
-
-
 def _take_prompts(state: State, left: _Budget, prefilling: list[int], rows: list[int]) -> int:
     """Rows for the prompts under way, and how many are kept for those that wait and are due before."""
     if not prefilling:
         return 0
     if left.tokens:
-        rows[prefilling[0]] = left.take(state.running[prefilling[0]], most=-(-left.tokens // 4))
+        rows[prefilling[0]] = left.take(state.running[prefilling[0]], most=math.ceil(SENIOR_SHARE * left.tokens))
     turns = [(_turn(state.running[position]), position) for position in prefilling]
-    coming = state.waiting[: min(MAX_COMING, len(state.free_slots))]
+    coming = _coming(state)
     turns += [(_turn(sequence), -1 - i) for i, sequence in enumerate(coming) if sequence.held_by is None]
     kept = 0
     for _, position in sorted(turns):
@@ -177,6 +175,11 @@ def _take_prompts(state: State, left: _Budget, prefilling: list[int], rows: list
             left.tokens -= coming_rows
             kept += coming_rows
     return kept
+
+
+def _coming(state: State) -> list[Sequence]:
+    """The first of those who wait: there is a slot for each of them."""
+    return state.waiting[: min(MAX_COMING, len(state.free_slots))]
 
 
 def _turn(sequence: Sequence) -> tuple[int, int, SortKey]:
@@ -242,11 +245,20 @@ def _admit_waiting(state: State, step: StepPlan, left: _Budget) -> None:
 
 
 def _in_order(state: State) -> list[Sequence]:
-    """Who is asked to come in, in this order. Under the prefix policy those with the longest cached prefix first, save
-    that nobody is overtaken by more than MAX_OVERTAKEN."""
+    """Who is asked to come in, in this order: of the first few of an owner whose prompt is due first, if there are
+    pages for them all. Under the prefix policy those with the longest cached prefix first, save that nobody is
+    overtaken by more than MAX_OVERTAKEN.
+    """
     waiting = state.waiting
     if state.limits.policy != "prefix" or len(waiting) < 2 or not state.free_slots:
-        return waiting.copy()
+        coming = _coming(state)
+        page_size = state.kv.page_size
+        if sum(sequence.goal // page_size + 1 for sequence in coming) > state.available_pages:
+            return waiting.copy()
+        of_owner: dict[str, list[Sequence]] = {}
+        for sequence in sorted(coming, key=_turn, reverse=True):
+            of_owner.setdefault(sequence.request.owner, []).append(sequence)
+        return [of_owner[sequence.request.owner].pop() for sequence in coming] + waiting[len(coming) :]
     cached: dict[Sequence, int] = {}
     for sequence in waiting[:MAX_ORDERED]:
         if sequence.overtaken >= MAX_OVERTAKEN:

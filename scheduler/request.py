@@ -91,7 +91,7 @@ class Sequence:
     held_by: Sequence | None = None  # computes a prefix this one is waiting for
     held_until: int = 0  # tokens of `held_by` that have to be computed
     holds: int = 0
-    due: int = 0  # the rows of prompts after which its own is due: those computed before it came, and as many as it has
+    due: int = 0  # the rows of prompts, of all since the start, after which its own comes before shorter ones
     bears: int | None = None  # rows of prompts, of all since the start, up to which it decodes; more with each token
     overtaken: int = 0  # how many more junior ones were admitted before it, under the prefix policy
 

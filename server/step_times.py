@@ -28,6 +28,7 @@ def matched(
             continue
         began, ended = calls[at]
         parts = {
+            "wait for requests about to come": step["wait_seconds"],
             "plan and batch": step["plan_seconds"],
             "to the model's thread": began - handed_over,
             "model": ended - began,
@@ -98,7 +99,7 @@ def _table(title: str, *headings: str) -> Table:
 
 
 def _seconds(step: Step) -> float:
-    seconds: float = step["plan_seconds"] + step["run_seconds"] + step["apply_seconds"]
+    seconds: float = sum(step[part] for part in ("wait_seconds", "plan_seconds", "run_seconds", "apply_seconds"))
     return seconds
 
 

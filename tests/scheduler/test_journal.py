@@ -10,19 +10,19 @@ from scheduler.journal import MAX_EVENTS, Journal, RequestLife
 def test_a_step_record_says_what_ran_and_what_it_cost(tools: Any) -> None:
     async def test(bench: Any) -> None:
         streams = bench.engine.submit(
-            [tools.request("long", range(30), max_tokens=2), tools.request("short", [1, 2], max_tokens=2)]
+            [tools.request("one", range(30), max_tokens=2), tools.request("other", range(1, 32), max_tokens=2)]
         )
         for stream in streams:
             await tools.read(stream)
         await bench.engine.until_idle()
         first, second, third, *_ = bench.records
         assert (first.number, first.rows, first.prefill_tokens, first.decode_rows) == (1, 20, 20, 0)
-        assert (first.admitted, first.sequences) == (("long",), (("long", 0, 20),))
+        assert (first.admitted, first.sequences) == (("one",), (("one", 0, 20),))
         assert (first.running, first.waiting, first.waiting_reasons) == (1, 1, {"budget": 1})
-        assert (second.rows, second.prefill_tokens, second.sampled_tokens) == (12, 12, 2)
-        assert (third.rows, third.decode_rows, third.finished) == (2, 2, 2)
+        assert (second.rows, second.prefill_tokens, second.sampled_tokens) == (20, 20, 1)
+        assert (third.rows, third.prefill_tokens, third.decode_rows, third.finished) == (20, 19, 1, 1)
         assert (first.context_tokens, first.attended_tokens) == (20, sum(range(1, 21)))
-        assert (second.context_tokens, second.attended_tokens) == (32, sum(range(21, 31)) + 1 + 2)
+        assert (second.context_tokens, second.attended_tokens) == (40, sum(range(21, 31)) + sum(range(1, 11)))
         assert first.pages_free + first.pages_evictable + first.pages_used == 256
         assert first.pages_used >= 8
         assert list(bench.engine.journal.steps) == bench.records

@@ -70,12 +70,28 @@ def test_a_shorter_prompt_passes_a_long_one_which_goes_on_meanwhile(tools: Any) 
     bench = tools.Bench(max_num_batched_tokens=16, prefix_caching=False)
     bench.submit(tools.request("long", [7] * 200, max_tokens=1))
     assert rows(bench.step()) == {"long": 16}
-    for i in range(11):  # others come and come
+    for i in range(14):  # others come and come
         bench.submit(tools.request(f"short{i}", [8] * 12, max_tokens=1))
         assert rows(bench.step()) == {"long": 4, f"short{i}": 12}
-    for i in range(8):  # they have had as many rows as it has itself
+    for i in range(
+        8
+    ):  # there have been as many rows as it has itself, and eight steps more; the short ones are due later
         bench.submit(tools.request(f"more{i}", [8] * 12, max_tokens=1))
         assert rows(bench.step()) == {"long": 16}
+
+
+def test_of_those_who_come_at_once_the_shortest_is_let_in_first_and_owners_keep_their_places(tools: Any) -> None:
+    bench = tools.Bench(max_num_batched_tokens=16, prefix_caching=False)
+    lengths = {"long": 40, "short": 8, "middle": 20}
+    bench.submit(*[tools.request(name, [7] * length, owner="a") for name, length in lengths.items()])
+    bench.submit(*[tools.request(f"{name} of b", [7] * length, owner="b") for name, length in lengths.items()])
+    bench.run()
+    order = [name for step in bench.plans for name in names(step.admitted)]
+    for owner in ("", " of b"):
+        assert [name for name in order if (" of b" in name) == bool(owner)] == [
+            f"{name}{owner}" for name in ("short", "middle", "long")
+        ]
+    assert order[:2] == ["short", "short of b"]
 
 
 def test_a_prompt_between_long_ones_and_a_stream_of_short_ones_is_not_held_up_for_long(tools: Any) -> None:

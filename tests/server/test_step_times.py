@@ -17,8 +17,8 @@ ROOT = Path(__file__).parents[2]
 
 
 def step(time: float, prompt: int = 0, rows: int = 4) -> dict[str, Any]:
-    """A step of 10 ms: 1 plan, 8 run, 1 apply."""
-    seconds = {"plan_seconds": 0.001, "run_seconds": 0.008, "apply_seconds": 0.001}
+    """A step of 12 ms: 2 wait, 1 plan, 8 run, 1 apply."""
+    seconds = {"wait_seconds": 0.002, "plan_seconds": 0.001, "run_seconds": 0.008, "apply_seconds": 0.001}
     return {"time": time, "prefill_tokens": prompt, "rows": rows, "sampled_tokens": 4, **seconds}
 
 
@@ -36,8 +36,10 @@ def shown(what: RenderableType) -> list[list[str]]:
 
 def test_a_steps_parts_are_in_their_order_and_leave_nothing_out() -> None:
     [(_, parts)] = matched([step(5.0)], [call(5.0)])
-    assert list(parts) == ["plan and batch", "to the model's thread", "model", "back to the event loop", "apply"]
-    assert list(parts.values()) == pytest.approx([0.001, 0.002, 0.005, 0.001, 0.001])
+    waits, *others = parts
+    assert waits == "wait for requests about to come"
+    assert others == ["plan and batch", "to the model's thread", "model", "back to the event loop", "apply"]
+    assert list(parts.values()) == pytest.approx([0.002, 0.001, 0.002, 0.005, 0.001, 0.001])
 
 
 def test_steps_meet_their_own_calls_though_either_may_be_missing() -> None:
@@ -52,9 +54,9 @@ def test_steps_with_prompts_stand_apart() -> None:
     rows = shown(step_table([step(1.0), step(2.0, prompt=60, rows=64)], [call(1.0), call(2.0)], 0.0005))
     assert rows[2] == ["steps", "1", "1", "2"]
     assert rows[3] == ["rows", "4.0", "64.0", "34.0"]
-    assert rows[6] == ["model", *["5.000", "50.0%"] * 3]
-    assert rows[7][-6:] == ["2.000", "20.0%"] * 3
-    assert rows[-1] == ["together", *["10.000"] * 3]
+    assert rows[7] == ["model", *["5.000", "41.7%"] * 3]
+    assert rows[8][-6:] == ["2.000", "16.7%"] * 3
+    assert rows[-1] == ["together", *["12.000"] * 3]
 
 
 def test_without_a_native_sampler_nothing_is_said_of_sampling() -> None:
