@@ -39,8 +39,6 @@ UNSERVED = frozenset({
 })
 # fmt: on
 
-WARM_UP_AFTER_SECONDS = 1.0
-
 
 class Origins(CORSMiddleware):
     """Answers browsers' preflights, which carry no key, before anybody asks for one."""
@@ -52,25 +50,14 @@ class Origins(CORSMiddleware):
         return ErrorResponse(InvalidRequest("This origin, method or header is not allowed.", code="cors_refused"))
 
 
-async def _warm_up_when_idle(state: ServerState) -> None:
-    """Get ready for the first chat, which takes half a second of the interpreter, once nobody would wait for that."""
-    await asyncio.sleep(WARM_UP_AFTER_SECONDS)
-    await state.engine.until_idle()
-    state.tokenizing.warm_up()
-
-
 def create_app(state: ServerState) -> FastAPI:
     """The application for a loaded model. The engine's life is its owner's business, not the application's."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[dict[str, object]]:
-        tasks = [
-            asyncio.create_task(_warm_up_when_idle(state), name="warm-up"),
-            asyncio.create_task(state.metrics.watch_loop(), name="loop lag"),
-        ]
+        lag = asyncio.create_task(state.metrics.watch_loop(), name="loop lag")
         yield {"metrics": state.metrics}  # for `server.connection`, whose refusals no layer here sees
-        for task in tasks:
-            task.cancel()
+        lag.cancel()
         state.tokenizing.close()
         await state.grammars.close()
 

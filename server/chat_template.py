@@ -1,7 +1,7 @@
 """A conversation into the prompt text its model was trained on, by the model's own Jinja template.
 
-Rendered by transformers' sandboxed renderer, which is imported when the first chat is rendered, in a worker thread:
-nothing here runs on the event loop. What a template refuses becomes a 400 in its own words.
+Rendered in a sandbox and in a worker thread: nothing here runs on the event loop. What a template refuses becomes a 400
+in its own words.
 
 Literal control tokens in contents (`<|im_end|>` typed by a user) are wrapped in markers before rendering, so that
 whoever tokenises the result can tell them from those the template wrote.
@@ -15,15 +15,19 @@ message, which is made if there is none, and asked for in the form that the Herm
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import orjson
+from jinja2 import Template
 
 from server.errors import InvalidRequest, bounded
+from server.template_environment import TemplateEnvironment, limited
 
 MARK_START, MARK_END = "\U0010fffa", "\U0010fffb"
+OPEN_END = "\U0010fffc "  # after a message to go on with; its space shows whether the template strips contents
+REASONING = ("reasoning_content", "thinking", "reasoning")  # what templates call it, the first most often
 MAX_REASON_CHARS = 300
 
 _TOOLS = """\
@@ -51,9 +55,9 @@ class ChatTemplate:
         self._knows_tools = "tool" in source
         self._lists_tools = re.search(r"\btools\b", source) is not None
 
-    def warm_up(self) -> None:
-        """Import the renderer and compile the template, so that the first chat does not wait for it."""
-        _renderer()[0]._compile_jinja_template(self._source)
+    @cached_property
+    def _template(self) -> Template:
+        return TemplateEnvironment().from_string(self._source)
 
     def render(
         self,
@@ -71,24 +75,23 @@ class ChatTemplate:
         """
         if tools and not self._lists_tools:
             messages, tools = with_tools(messages, tools), None
-        conversation = self._marked([self._degraded(message) for message in messages])
-        names = {**self._named_tokens, **self._marked(dict(variables or {}))}
+        conversation = self._marked([_with_reasoning(self._degraded(message)) for message in messages])
         try:
-            renderer, limited = _renderer()
+            if continue_final_message:
+                said = conversation[-1]["content"]
+                conversation[-1]["content"] = said + OPEN_END
             with limited():
-                rendered, _ = renderer.render_jinja_template(
-                    [conversation],
+                rendered = self._template.render(
+                    **{**self._named_tokens, **self._marked(dict(variables or {}))},
+                    messages=conversation,
                     tools=self._marked(list(tools)) if tools else None,
                     documents=self._marked(list(documents)) if documents else None,
-                    chat_template=self._source,
                     add_generation_prompt=add_generation_prompt,
-                    continue_final_message=continue_final_message,
-                    **names,
                 )
+            return _up_to_open_end(rendered, said) if continue_final_message else rendered
         except Exception as error:  # whatever a template does with a client's messages is the client's to know
             reason = bounded(" ".join(str(error).split()) or type(error).__name__, MAX_REASON_CHARS)
             raise InvalidRequest(f"The chat template refused the messages: {reason}", param="messages") from error
-        return str(rendered[0])
 
     def _degraded(self, turn: Mapping[str, Any]) -> dict[str, Any]:
         message = dict(turn)
@@ -115,15 +118,21 @@ class ChatTemplate:
         return [self._marked(item) for item in value] if isinstance(value, list) else value
 
 
-def _renderer() -> tuple[Any, Callable[[], AbstractContextManager[None]]]:
-    """What renders, and what bounds its time."""
-    from transformers.utils import chat_template_utils  # most of a second, so not before it is needed
+def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
+    """Under the names that templates read it by, whichever it came under."""
+    reasoning = next((message[name] for name in REASONING if message.get(name) is not None), None)
+    if reasoning is None:
+        return message
+    return {"thinking": reasoning, **message, "reasoning_content": reasoning}
 
-    from server.template_time import TimedEnvironment, limited
 
-    renderer: Any = chat_template_utils
-    renderer.ImmutableSandboxedEnvironment = TimedEnvironment  # NOTE: it offers no other way in
-    return renderer, limited
+def _up_to_open_end(rendered: str, said: str) -> str:
+    """What the template wrote up to the end of the last message, of the content `said`."""
+    at = rendered.rfind(OPEN_END[0])
+    if at < 0 or said.strip() not in rendered:
+        raise ValueError("it leaves out the final message, or a part of it, so that message cannot be continued")
+    before = rendered[:at]
+    return before if rendered.startswith(OPEN_END, at) else before.rstrip()
 
 
 def with_tools(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -51,11 +51,6 @@ class Tokenizing:
     async def run(self, work: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._pool, work, *arguments)
 
-    def warm_up(self) -> None:
-        """Do in a worker what the first chat would wait for. Returns at once."""
-        if self.template is not None:
-            self._pool.submit(self.template.warm_up)
-
     def close(self) -> None:
         """Let the threads end; what they are doing is abandoned."""
         self._pool.shutdown(wait=False, cancel_futures=True)

@@ -79,12 +79,65 @@ def test_whatever_a_template_does_is_a_400(source: str) -> None:
     assert len(caught.value.message) < 400
 
 
-def test_the_renderer_is_not_imported_before_it_is_needed() -> None:
+TURNS = [
+    {"role": "system", "content": "Be brief. "},
+    {"role": "user", "content": " What is 1 < 2 & 'é'?\n"},
+    {"role": "assistant", "content": "  Let me see.\n ", "reasoning": "hm", "tool_calls": [CALL]},
+    {"role": "tool", "content": '{"sum": 3}', "tool_call_id": "1"},
+    {"role": "assistant", "content": "It is so. \n"},
+]
+EACH = "{% for m in messages %}"
+TEMPLATES = {
+    "blocks": f"  {EACH}\n    {{% if loop.first %}}\n  {{{{ m.content }}}}\n  {{% endif %}}\n  {{% endfor %}}\n",
+    "trims": f"{EACH}<{{{{ m['role'] }}}}>{{{{- m.content | trim -}}}} |{{% endfor %}}",
+    "json": "{{ tools | tojson }}{{ tools | tojson(indent=2) }}{{ messages[1] | tojson(ensure_ascii=true) }}"
+    "{{ messages[2] | tojson(separators=(',', ':'), sort_keys=true) }}",
+    "namespace": f"{{% set ns = namespace(n=0, self=1) %}}{EACH}{{% set ns.n = ns.n + m.content|length %}}"
+    "{% endfor %}{{ ns.n }}{{ ns.self }}",
+    "private": "{% set ns = namespace() %}{% set ns.__class__ = 1 %}",
+    "private from the start": "{{ namespace(_x=1)._x }}",
+    "dict": "{{ dict(a=1, **{'b': 2}) }}{{ dict.fromkeys('ab', 0) }}{{ dict.mro }}",
+    "generation": f"{EACH}{{% generation %}}{{% set x = m.role %}}{{{{ x }}}}"
+    "{% endgeneration %}|{{ x }},{% endfor %}",
+    "loops": f"{EACH}{{% if loop.index == 2 %}}{{% continue %}}{{% endif %}}{{{{ m.role }}}}"
+    "{% if loop.index == 4 %}{% break %}{% endif %}{% endfor %}",
+    "reasoning": f"{EACH}{{{{ m.reasoning_content }}}}/{{{{ m.thinking }}}}/{{{{ m.reasoning }}}} {{% endfor %}}",
+    "time": "{{ strftime_now('%Y') }}",
+    "refusal": "{{ raise_exception('No.') }}",
+    "names": "{{ mood }}{{ documents }}{{ eos_token }}{{ add_generation_prompt }}{{ none_such }}",
+    "macros": "{% macro say(m) %}[{{ m.role }}]{{ caller() }}{% endmacro %}"
+    f"{EACH}{{% call say(m) %}}{{{{ m.content }}}}{{% endcall %}}{{% endfor %}}",
+    "only the users": f"{EACH}{{% if m.role == 'user' %}}{{{{ m.content }}}}{{% endif %}}{{% endfor %}}",
+}
+
+
+@pytest.mark.parametrize("source", TEMPLATES.values(), ids=TEMPLATES)
+@pytest.mark.parametrize("continued", [False, True])
+def test_templates_write_what_transformers_lets_them_write(source: str, continued: bool) -> None:
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    tool = {"type": "function", "function": {"name": "add", "description": "a < b"}}
+    options: dict[str, Any] = {
+        "tools": [tool],
+        "documents": [{"title": "t"}],
+        "add_generation_prompt": not continued,
+        "continue_final_message": continued,
+    }
+    source += "{# tools #}"
+    try:
+        [expected], _ = render_jinja_template([TURNS], chat_template=source, eos_token="<end>", mood="calm", **options)
+    except Exception:
+        with pytest.raises(InvalidRequest):
+            rendered(source, TURNS, variables={"mood": "calm"}, **options)
+    else:
+        assert rendered(source, TURNS, variables={"mood": "calm"}, **options) == expected
+
+
+def test_serving_and_rendering_need_no_transformers() -> None:
     code = (
         "import sys, server.app\n"
-        "assert 'transformers' not in sys.modules\n"
         "from server.chat_template import ChatTemplate\n"
-        "ChatTemplate('x', {}, []).warm_up()\n"
-        "assert 'transformers' in sys.modules and 'torch' not in sys.modules"
+        "ChatTemplate('x', {}, []).render([{'role': 'user', 'content': 'x'}], add_generation_prompt=True)\n"
+        "assert not {'transformers', 'torch'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, timeout=60)

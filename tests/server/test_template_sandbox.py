@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from server import template_time
+from server import template_environment
 from server.chat_template import ChatTemplate
 from server.errors import InvalidRequest
 
@@ -60,7 +60,7 @@ ENDLESS = {
 def test_a_template_that_would_not_end_is_refused_and_the_others_go_on(
     serving: Any, source: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(template_time, "SECONDS", 0.1)
+    monkeypatch.setattr(template_environment, "SECONDS", 0.1)
     source = "{% if messages[0].content == 'Loop' %}" + source + "{% endif %}{{ messages[0].content }}"
     with serving(template=source) as server:
         error = server.error(server.post("/v1/chat/completions", messages=[{"role": "user", "content": "Loop"}]), 400)
