@@ -15,7 +15,7 @@ import numpy.typing as npt
 from models.base import Runner
 from models.plain_batch import plain_batch
 
-ROWS = (1, 2, 4, 8, 16, 32)
+ROWS = (1, 2, 4, 8, 16, 17, 32)
 REPEATS = 3
 CONTEXT = 64  # tokens before the measured rows
 
