@@ -11,8 +11,10 @@ forgotten. Text, logprobs and finish reason cannot depend on what was drafted.
 
 How far to draft is decided for each step anew, sequence by sequence, the most senior first: one token more is drafted
 while that raises the expected tokens per second of the step, by the sequence's measured acceptance a (the j-th drafted
-token counts with probability a^j) and the measured cost of rows (`scheduler.step_times`) and of drafting. Drafts take
-what the budget has left over and pages that nobody is waiting for: they are the first thing given up.
+token counts with probability a^j) and the measured cost of rows (`scheduler.step_times`) and of drafting. In steps
+with prompts nothing is drafted, unless it always is: those whose first token is waited for, and those who decode, would
+wait longer. Drafts take what the budget has left over and pages that nobody is waiting for: they are the first thing
+given up.
 
 Owned by the engine's task, between steps.
 """
@@ -72,6 +74,8 @@ class Speculation:
             self._reset = False
             self.proposer.reset()
         spare = planned.spare
+        if self._adaptive and max(planned.rows) > 1:
+            return []
         asking = [
             sequence
             for sequence, rows in zip(planned.sequences, planned.rows, strict=True)
@@ -83,8 +87,8 @@ class Speculation:
         ]
         if not asking or not spare:
             return []
-        rows, tokens = sum(planned.rows), float(len(asking))
-        time = self._seconds(len(asking))  # without the prompts beside, whose rows are work of their own
+        rows = len(planned.rows)
+        tokens, time = float(rows), self._seconds(rows)
         drafting = self.proposer.seconds(len(asking)) / len(asking)
         prior = self._general.estimate(FIRST_GUESS)
         asks = []

@@ -121,6 +121,21 @@ def test_drafts_take_only_what_prompts_leave_of_the_budget(tools: Any) -> None:
     assert oracle.seen
 
 
+def test_beside_prompts_nothing_is_drafted_unless_it_always_is(tools: Any) -> None:
+    for adaptive in (True, False):
+        oracle = tools.Oracle(random.Random(2), right=1.0)
+        bench = tools.Bench(proposer=oracle, num_pages=1000, max_num_batched_tokens=64)
+        bench.speculation = Speculation(oracle, lambda rows: 1 + rows / 100, tokens=4, adaptive=adaptive)
+        bench.submit(tools.request("decodes", [1, 2], max_tokens=90))
+        for _ in range(2):
+            bench.step()
+        assert bench.plans[-1].drafts
+        bench.submit(tools.request("prompt", range(3, 50), max_tokens=9))
+        assert bool(bench.step().drafts) == (not adaptive)
+        bench.step()
+        assert bench.plans[-1].drafts
+
+
 def test_a_text_that_cannot_be_guessed_is_soon_left_alone_but_tried_again(tools: Any) -> None:
     oracle = tools.Oracle(random.Random(4), right=0.0)
     bench = tools.Bench(proposer=oracle, num_pages=1000)
