@@ -31,13 +31,15 @@ if TYPE_CHECKING:
 BUSY = 1.0  # processes that wanted to run in the last minute, for each core: more than a first start makes
 
 
+Rates = tuple[float, float]  # bytes read and operations, in the arithmetic of the weights, a second
+
+
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """What the model's steps cost, and what bounds them, per second; None while that is not known."""
+    """What the model's steps cost, and what bounds them."""
 
     cost: StepCost
-    bytes_read: float | None
-    operations: float | None  # in the arithmetic of the weights
+    best: Rates | None  # None while that is not known
 
 
 def roofline(runner: Runner, threads: int) -> Roofline | None:
@@ -50,40 +52,38 @@ def roofline(runner: Runner, threads: int) -> Roofline | None:
         for packing in runner.weights.packings.values():
             sizes[packing.format] += packing.nbytes
         [(form, _)] = sizes.most_common(1)
-        return Roofline(step_cost(runner), *_kept(runner, f"{threads} {form}", lambda: _native(threads, form)))
+        return Roofline(step_cost(runner), _kept(runner, f"{threads} {form}", lambda: _native(threads, form)))
     from models.torch_runner import TorchRunner
 
     if isinstance(runner, TorchRunner):
         weights = runner.decoder.embedding
         cost = cost_of(runner.config, sum(matrix_sizes(runner.config)) * weights.itemsize, runner.page_bytes(16) // 16)
-        return Roofline(cost, *_kept(runner, f"{threads} {weights.dtype}", lambda: _torch(weights)))
+        return Roofline(cost, _kept(runner, f"{threads} {weights.dtype}", lambda: _torch(weights)))
     return None
 
 
-def _kept(
-    runner: Runner, arithmetic: str, measure: Callable[[], tuple[float, float]]
-) -> tuple[float, float] | tuple[None, None]:
-    """Bytes read and operations a second, from the cache folder if they are there."""
+def _kept(runner: Runner, arithmetic: str, measure: Callable[[], Rates]) -> Rates | None:
+    """From the cache folder if they are there; None while the machine is too busy to measure."""
     digest = hashlib.sha256(f"{build_key(runner)} {arithmetic}".encode()).hexdigest()[:24]
     path = cache_path("ceilings", digest, ".json")
     if psutil.getloadavg()[0] > BUSY * (psutil.cpu_count() or 1) and not path.exists():
-        return None, None
+        return None
 
     def write(target: Path) -> None:
         target.write_text(json.dumps(measure()))
 
-    read, operations = json.loads(build_once(path, write).read_text())
-    return read, operations
+    bytes_read, operations = json.loads(build_once(path, write).read_text())
+    return bytes_read, operations
 
 
-def _native(threads: int, form: int) -> tuple[float, float]:
+def _native(threads: int, form: int) -> Rates:
     if Hardware.detect("cpu").free_bytes < 4 * READ_BYTES:
         raise RuntimeError("there is too little memory left to measure with")
     kernels = Kernels(threads)
     return read_rate(kernels, threads), kernels.operation_rate(form)
 
 
-def _torch(weights: torch.Tensor) -> tuple[float, float]:
+def _torch(weights: torch.Tensor) -> Rates:
     """On the device and in the type of the weights."""
     import torch
 

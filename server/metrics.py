@@ -110,8 +110,8 @@ class Metrics:
         self.preemptions = counter("preemptions", "Sequences that gave up their pages to others.")
         self.step_errors = counter("step_errors", "Steps that failed.")
         phases = histogram("step_seconds", "Duration of a step by phase; mask is a part of run.", STEP_SECONDS, "phase")
-        self.plan_phase, self.run_phase, self.mask_phase, self.apply_phase = map(
-            phases.labels, ("plan", "run", "mask", "apply")
+        self.wait_phase, self.plan_phase, self.run_phase, self.mask_phase, self.apply_phase = map(
+            phases.labels, ("wait", "plan", "run", "mask", "apply")
         )
         self.step_rows = histogram("step_rows", "Token rows in a step, drafted ones included.", ROWS)
         self.step_sequences = histogram("step_sequences", "Sequences in a step.", SEQUENCES)
@@ -129,8 +129,8 @@ class Metrics:
         if model:
             info = Gauge("octavo_model_info", "What is served, as labels.", tuple(model), registry=registry)
             info.labels(**model).set(1)
-        if roofline is not None and roofline.bytes_read is not None and roofline.operations is not None:
-            best = {"read_bytes": roofline.bytes_read, "operations": roofline.operations}
+        if roofline is not None and roofline.best is not None:
+            best = dict(zip(("read_bytes", "operations"), roofline.best, strict=True))
             gauge("roofline_per_second", "The best that this machine was seen to do.", best, "what")
 
     def watch(self, engine: Engine) -> None:
@@ -151,6 +151,8 @@ class Metrics:
         self.plan_phase.observe(step.plan_seconds)
         self.run_phase.observe(step.run_seconds)
         self.apply_phase.observe(step.apply_seconds)
+        if step.wait_seconds:
+            self.wait_phase.observe(step.wait_seconds)
         if step.mask_seconds:
             self.mask_phase.observe(step.mask_seconds)
         rows = step.rows + step.drafted_tokens

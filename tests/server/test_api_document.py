@@ -34,7 +34,7 @@ def test_every_route_is_documented(server: Any) -> None:
 
 
 def test_every_metric_is_documented(serving: Any) -> None:
-    options = {"roofline": Roofline(StepCost(1, 1, 1, 1, 1), 1.0, 1.0), "model": {"model": "m"}}
+    options = {"roofline": Roofline(StepCost(1, 1, 1, 1, 1), (1.0, 1.0)), "model": {"model": "m"}}
     with serving(metrics_options=options) as server:
         for family in text_string_to_metric_families(server.http.get("/metrics").text):
             name = family.name.removeprefix("octavo_")

@@ -103,7 +103,7 @@ def test_who_waits_is_seen_by_why(serving: Any) -> None:
 
 def test_what_steps_read_and_compute_stands_beside_the_ceilings(serving: Any) -> None:
     cost = StepCost(layer_weights=10, head_weights=4, weight_bytes=1000, kv_bytes_per_token=8, attention_operations=6)
-    with serving(metrics_options={"roofline": Roofline(cost, 5e9, 7e9)}) as server:
+    with serving(metrics_options={"roofline": Roofline(cost, (5e9, 7e9))}) as server:
         server.complete([5, 6, 7], max_tokens=2, ignore_eos=True)
         server.assert_baseline()
         assert server.metric("octavo_roofline_per_second", what="read_bytes") == 5e9
@@ -113,7 +113,7 @@ def test_what_steps_read_and_compute_stands_beside_the_ceilings(serving: Any) ->
 
 
 def test_what_steps_read_is_counted_where_the_ceilings_are_not_known() -> None:
-    metrics = Metrics("0.0", roofline=Roofline(StepCost(1, 1, 1, 1, 1), None, None))
+    metrics = Metrics("0.0", roofline=Roofline(StepCost(1, 1, 1, 1, 1), None))
     metrics.on_step(StepRecord(1, 0.0))
     value = metrics.registry.get_sample_value
     assert value("octavo_step_read_bytes_total") == 1
