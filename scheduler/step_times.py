@@ -1,11 +1,13 @@
 """How long a step takes by how many rows it has: the cost model that speculation decides by.
 
-Measured once at start, before anything is served, so that the free pages can be written. Rows are those of one sequence
+Measured once at start, before anything is served, so that the free pages can be written, in rounds: a machine that is
+busy for a moment then spoils one look at each number of rows, and the others count. Rows are those of one sequence
 with a short context: what more rows cost beyond the reading of the weights, which is what a draft pays.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 
@@ -15,7 +17,7 @@ import numpy.typing as npt
 from models.base import Runner
 from models.plain_batch import plain_batch
 
-ROWS = (1, 2, 4, 8, 16, 17, 32)
+ROWS = (1, 2, 4, 8, 16, 17, 32)  # 17 do not divide among threads as 16 do
 REPEATS = 3
 CONTEXT = 64  # tokens before the measured rows
 
@@ -35,9 +37,6 @@ class StepTimes:
         slope = (self._seconds[-1] - self._seconds[-2]) / (last - self._rows[-2])
         return float(self._seconds[-1] + slope * (rows - last))
 
-    def as_dict(self) -> dict[int, float]:
-        return {int(rows): float(seconds) for rows, seconds in zip(self._rows, self._seconds, strict=True)}
-
 
 def measure(
     runner: Runner, num_pages: int, page_size: int, clock: Callable[[], float] = time.perf_counter
@@ -46,19 +45,20 @@ def measure(
     counts = [count for count in ROWS if CONTEXT + count <= num_pages * page_size] or [1]
     context = CONTEXT if counts != [1] else 0
     pages = np.arange(-(-(context + counts[-1]) // page_size), dtype=np.int32)[None, :]
-    seconds = []
-    for count in counts:
-        batch = plain_batch(
+    batches = [
+        plain_batch(
             np.ones(count, np.int32),
             pages,
             starts=[context],
             counts=[count],
             logit_rows=np.arange(count, dtype=np.int32),
         )
-        runs = []
-        for _ in range(REPEATS):
+        for count in counts
+    ]
+    seconds = [math.inf] * len(batches)
+    for _ in range(REPEATS):
+        for i, batch in enumerate(batches):
             began = clock()
             runner.run(batch)
-            runs.append(clock() - began)
-        seconds.append(min(runs))
+            seconds[i] = min(seconds[i], clock() - began)
     return StepTimes(counts, seconds) if len(counts) > 1 else StepTimes([1, 2], [seconds[0], 2 * seconds[0]])

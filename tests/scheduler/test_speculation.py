@@ -180,6 +180,19 @@ def test_a_step_takes_what_was_measured_and_more_rows_never_take_less(tools: Any
     assert measured(64) >= measured(1) > 0
 
 
+def test_a_machine_that_is_busy_for_some_steps_spoils_no_row_count() -> None:
+    class Busy:
+        now, steps = 0.0, 0
+
+        def run(self, batch: Any) -> None:
+            self.steps += 1
+            self.now += 1 + len(batch.logit_rows) / 10 + (50 if 2 <= self.steps <= 9 else 0)
+
+    runner: Any = Busy()
+    measured = measure(runner, 64, 16, clock=lambda: runner.now)
+    assert [measured(rows) for rows in (1, 2, 8, 32)] == pytest.approx([1.1, 1.2, 1.8, 4.2])
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_the_suffix_index_finds_the_longest_run_and_the_latest_place(seed: int) -> None:
     rng = random.Random(seed)
