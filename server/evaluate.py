@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", nargs="?", metavar="MODEL", help="as for serve; the embedded default when not given")
-    parser.add_argument("--weights", nargs="+", metavar="FORMAT", help="float32, bfloat16, stored, int8, int4 [all]")
+    formats = "float32, bfloat16, stored, int8, int4 [all that apply]"
+    parser.add_argument("--weights", nargs="+", metavar="FORMAT", help=formats)
     parser.add_argument("--text", type=Path, metavar="FILE", help="plain text; the built-in one when not given")
     parser.add_argument("--tokens", type=int, default=4000, metavar="N", help="tokens of it that are read [4000]")
     parser.add_argument("--context", type=int, default=1000, metavar="N", help="tokens read in one go [1000]")
@@ -46,6 +47,10 @@ def run(options: argparse.Namespace) -> int:
     from models.loading.checkpoint import open_checkpoint
     from models.loading.source import resolve_source
 
+    if options.threads is not None and options.threads < 1:
+        raise ConfigError(f"--threads must be 1 or more, not {options.threads}")
+    if options.tokens < 2:
+        raise ConfigError(f"--tokens must be 2 or more, not {options.tokens}")
     source = resolve_source(options.model)
     checkpoint = open_checkpoint(source)
     texts = _texts(options, checkpoint)

@@ -20,7 +20,9 @@ SCORE = Score("int8", 4000, 2.8e-3, 1.1e-2, 3.4e-2, 0.9625, 26.058, 25.939, 4.3)
     [
         (["--weights", "int3"], "--weights must be of float32, bfloat16, stored, int8, int4, not int3"),
         (["--context", "1"], "--context must be 2 to 8192, not 1"),
-        (["--tokens", "1"], "a text of two tokens at least"),
+        (["--tokens", "1"], "--tokens must be 2 or more, not 1"),
+        (["--tokens", "-5"], "--tokens must be 2 or more, not -5"),
+        (["--threads", "0"], "--threads must be 1 or more, not 0"),
         (["--text", "nowhere.txt"], "--text nowhere.txt cannot be read"),
         (["--txt", "a"], "unexpected argument '--txt'"),
     ],
