@@ -6,6 +6,7 @@ serve the weights of the embedded default model: the GGUF file, or the same numb
 
 from __future__ import annotations
 
+import argparse
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -75,11 +76,11 @@ PEERS = {peer.name: peer for peer in _PEERS}
 
 
 def chosen(text: str) -> list[Peer]:
-    """`1` or `all` for every peer, or names with commas between. Raises ValueError for a name that is not known."""
+    """`1` or `all` for every peer, or names with commas between. ArgumentTypeError for a name that is not known."""
     names = list(PEERS) if text in ("1", "all") else [name.strip() for name in text.split(",") if name.strip()]
     for name in names:
         if name not in PEERS:
-            raise ValueError(f"no peer is called {name!r}: {', '.join(PEERS)}")
+            raise argparse.ArgumentTypeError(f"no peer is called {name!r}: {', '.join(PEERS)}")
     return [PEERS[name] for name in names]
 
 

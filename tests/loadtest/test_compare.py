@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from argparse import ArgumentTypeError
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -120,7 +121,7 @@ def test_the_better_of_two_looks_at_the_machine_counts() -> None:
 def test_peers_are_chosen_by_name() -> None:
     assert [peer.name for peer in catalogue.chosen("1")] == ["openvino", "llama", "vllm"]
     assert [peer.name for peer in catalogue.chosen("vllm, openvino")] == ["vllm", "openvino"]
-    with pytest.raises(ValueError, match="no peer is called 'tgi'"):
+    with pytest.raises(ArgumentTypeError, match="no peer is called 'tgi'"):
         catalogue.chosen("tgi")
 
 
