@@ -100,7 +100,11 @@ class Settings(BaseModel):
     )
 
     kv_memory: Amount | None = _setting(
-        _KV, "SIZE", "memory for keys and values: 2GiB, 512MiB, or 70% of what is free after the weights", None
+        _KV,
+        "SIZE",
+        "memory for keys and values: 2GiB, 512MiB, or 70% of what is free after the weights; 25% of that on the CPU "
+        "and 85% on CUDA when not given",
+        None,
     )
     kv_cache_dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"] = _setting(
         _KV,
