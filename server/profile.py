@@ -73,8 +73,9 @@ def run(settings: Settings, sets: Sequence[str], began: float) -> int:
     sampling = timing.sampling_seconds_per_row(model.plan.threads)
     console.print(step_table(watch.steps, timing.calls, sampling))
     console.print(event_loop_table(jobs, len(timing.calls), watch.seconds, watch.thread_seconds))
-    console.print(latency_line("the event loop gets to what is due", watch.ticks))
-    console.print(latency_line("a thread that wakes gets a core and the interpreter", watch.sleeper.late_seconds))
+    console.print(latency_line("the event loop gets to what is due", watch.ticks), soft_wrap=True)
+    late = latency_line("a thread that wakes gets a core and the interpreter", watch.sleeper.late_seconds)
+    console.print(late, soft_wrap=True)
     return 0
 
 
