@@ -150,7 +150,11 @@ def plan(state: State, budget: int) -> StepPlan:
         _admit_waiting(state, step, left)
     if kept and left.tokens:
         _take_more(state, step, left)
-    state.prompt_rows += sum(count for count in step.rows if count > 1)
+    state.prompt_rows += sum(
+        count
+        for sequence, count in zip(step.sequences, step.rows, strict=True)
+        if count > 1 or sequence.known == sequence.prompt_length  # the last row of a prompt is one of its rows too
+    )
     step.spare = left.tokens + left.aside
     return step
 
@@ -245,15 +249,14 @@ def _admit_waiting(state: State, step: StepPlan, left: _Budget) -> None:
 
 
 def _in_order(state: State) -> list[Sequence]:
-    """Who is asked to come in, in this order: of the first few of an owner whose prompt is due first, if there are
-    pages for them all. Under the prefix policy those with the longest cached prefix first, save that nobody is
+    """Who is asked to come in, in this order: of the first few of an owner whose prompt is due first, if there is room
+    for them all. Under the prefix policy those with the longest cached prefix first, save that nobody is
     overtaken by more than MAX_OVERTAKEN.
     """
     waiting = state.waiting
     if state.limits.policy != "prefix" or len(waiting) < 2 or not state.free_slots:
         coming = _coming(state)
-        page_size = state.kv.page_size
-        if sum(sequence.goal // page_size + 1 for sequence in coming) > state.available_pages:
+        if not _have_room(state, coming):
             return waiting.copy()
         of_owner: dict[str, list[Sequence]] = {}
         for sequence in sorted(coming, key=_turn, reverse=True):
@@ -266,6 +269,18 @@ def _in_order(state: State) -> list[Sequence]:
         elif state.shares_prefixes(sequence):
             cached[sequence] = state.kv.match_length(sequence.tokens, sequence.request.namespace)
     return sorted(waiting, key=lambda sequence: (-cached.get(sequence, 0), sequence.key))
+
+
+def _have_room(state: State, coming: list[Sequence]) -> bool:
+    """Whether all would be admitted, in whatever order: with slots for their choices, and with the pages that
+    `State.admit` leaves over.
+
+    NOTE: else those that pass a longer one leave it none, and others come before it for as long as they are short.
+    """
+    slots = sum(1 + len(sequence.forks) for sequence in coming)
+    pages = sum(sequence.goal // state.kv.page_size + 1 for sequence in coming)
+    left_over = len(state.running) + len(coming)
+    return slots <= len(state.free_slots) and pages + left_over <= state.available_pages
 
 
 def _note(step: StepPlan, sequence: Sequence, reason: str) -> None:

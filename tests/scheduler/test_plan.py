@@ -94,6 +94,33 @@ def test_of_those_who_come_at_once_the_shortest_is_let_in_first_and_owners_keep_
     assert order[:2] == ["short", "short of b"]
 
 
+@pytest.mark.parametrize(
+    ("limits", "short"),
+    [
+        ({"max_num_seqs": 4, "num_pages": 64}, {"n": 4}),  # takes all slots
+        ({"num_pages": 12}, {}),  # takes the page that is left over
+        ({"max_num_batched_tokens": 3, "max_num_seqs": 5, "num_pages": 512}, {}),  # takes all rows
+    ],
+    ids=["slots", "pages", "rows"],
+)
+def test_a_long_prompt_is_let_in_whatever_the_short_ones_take_that_come_after_it(
+    tools: Any, limits: dict[str, Any], short: dict[str, Any]
+) -> None:
+    bench = tools.Bench(**limits)
+    if "max_num_batched_tokens" in limits:
+        bench.submit(*[tools.request(f"decodes{i}", [i + 10], max_tokens=400) for i in range(2)])
+        bench.step()
+    bench.submit(tools.request("cached", [8] * 5, max_tokens=1))
+    bench.step()
+    bench.submit(tools.request("long", [7] * 39, max_tokens=1))
+    for i in range(100):  # each waits beside it, and needs one row: the others are cached
+        if f"short{i - 1}" not in bench.requests:
+            bench.submit(tools.request(f"short{i}", [8] * 5, max_tokens=1, **short))
+        if "long" in names(bench.step().admitted):
+            return
+    raise AssertionError("it still waits")
+
+
 def test_a_prompt_between_long_ones_and_a_stream_of_short_ones_is_not_held_up_for_long(tools: Any) -> None:
     bench = tools.Bench(max_num_batched_tokens=16, max_num_seqs=16, prefix_caching=False)
     bench.submit(*[tools.request(f"long{i}", [7] * 200, max_tokens=1) for i in range(2)])
