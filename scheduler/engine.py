@@ -291,6 +291,8 @@ class Engine:
             while self._jobs:
                 await self._run_job(*self._jobs.pop(0))
             waited = await self._wait_for_newcomers(previous)
+            if self._stopping or not self.healthy:
+                break
             started = self._clock()
             step = await self._next_step()
             planned = self._clock()

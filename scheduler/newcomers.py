@@ -36,8 +36,11 @@ class Newcomers:
 
     def expect(self) -> None:
         """A request is there whose prompt is not known yet."""
+        now = time.monotonic()
+        if now >= self._until:
+            self._expected = 0
         self._expected += 1
-        self._until = time.monotonic() + EXPECTED_SECONDS
+        self._until = now + EXPECTED_SECONDS
         self._came += 1
         self._moved.set()
 

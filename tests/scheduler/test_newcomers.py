@@ -115,3 +115,30 @@ def test_one_that_asks_again_when_it_is_answered_is_in_the_next_step(tools: Any,
 
     tools.run_engine(test)
     assert [after - before for before, after in pairwise(admitted)] == [2] * 4
+
+
+def test_a_refused_one_of_long_ago_is_not_waited_for_with_the_next() -> None:
+    async def wait(about: Newcomers) -> None:
+        about.expect()
+        await asyncio.sleep(0.4)
+        about.expect()
+        about.came()
+        began = time.monotonic()
+        await about.wait(0, 0.0)
+        assert time.monotonic() - began < 0.1
+
+    seconds_of(wait)
+
+
+def test_no_step_begins_when_the_engine_is_stopped_in_a_wait(tools: Any) -> None:
+    async def test(bench: Any) -> None:
+        bench.engine.check_room("", 1, 0)
+        bench.engine.check_room("", 1, 0)  # does not come
+        (stream,) = bench.engine.submit([tools.request("r", [1])])
+        await asyncio.sleep(0.05)
+        await bench.engine.stop()
+        (answer,) = (await tools.read(stream)).values()
+        assert (bench.runner.steps, answer.finish_reason) == (0, "error")
+        bench.assert_baseline()
+
+    tools.run_engine(test)
