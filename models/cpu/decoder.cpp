@@ -256,13 +256,13 @@ void run_layer(Engine& e, const Model& m, const Layer& layer, const Step& s, boo
     auto panels = [&](int rows, const auto& part) {
         const int threads = e.pool.threads();
         if (rows < (layer.down.format == W4 ? 4 : 8) * threads * threads) return part(all, 0, rows);
-        // Of one size, as many for each thread.
-        const int share = (rows + threads - 1) / threads, each = (share + PANEL - 1) / PANEL, unit = amx::available() ? BLOCK : ROWS;
-        const int panel = (share + each * unit - 1) / (each * unit) * unit;
-        if (2 * panel * each * threads > 3 * rows) return part(all, 0, rows);  // too uneven
-        e.pool.loop((rows + panel - 1) / panel, 1, [&](int p) {
-            const int first = p * panel;
-            part(alone, first, rows - first < panel ? rows - first : panel);
+        // As many for each thread, of as many eights of rows as the others or one more; the last has what is over too.
+        const int count = (rows + threads * PANEL - 1) / (threads * PANEL) * threads, unit = amx::available() ? BLOCK : ROWS;
+        const int units = (rows + unit - 5) / unit, each = units / count, more = units % count;  // up to four rows over are few
+        if (!each) return part(all, 0, rows);
+        e.pool.loop(count, 1, [&](int p) {
+            const int first = (p * each + std::min(p, more)) * unit;
+            part(alone, first, p == count - 1 ? rows - first : (each + (p < more)) * unit);
         });
     };
     panels(s.rows, [&](const Team& team, int first, int count) { before_attention<E>(team, w, m, layer, kv, s, first, count); });
