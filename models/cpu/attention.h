@@ -183,7 +183,7 @@ inline void plan_attention(const int32_t* query_starts, const int32_t* lengths, 
     units.clear(), folds.clear(), scratch = 0;
     for (int s = 0; s < sequences; s++) {
         const int rows = query_starts[s + 1] - query_starts[s], splits = (lengths[s] + SPLIT - 1) / SPLIT;
-        const bool cut = rows * shared <= 16 && splits > 1 && threads > 1;
+        const bool cut = rows * shared <= 2 * MAX_ROWS && splits > 1 && threads > 1;
         for (int h = 0; h < kv_heads; h++)
             for (int first = 0; first < rows; first += tile) {
                 const int count = rows - first < tile ? rows - first : tile;
