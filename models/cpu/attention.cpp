@@ -101,7 +101,7 @@ __attribute__((noinline)) void attend_block(const KV<E>& kv, const QueryTile<E>&
     typedef typename Packed<E>::Sum Sum;
     constexpr int P = Packed<E>::pair, TILES = KEY_BLOCK<E> / TILE;
     if (kv.dim < TILE) __builtin_unreachable();
-    const int first = q.slot[row], last = q.slot[row + R - 1];
+    const int first = q.first[row / 4], last = q.last[row / 4];
     const int tiles = last - start >= KEY_BLOCK<E> - 1 ? TILES : (last - start) / TILE + 1;
     f32x16 score[TILES][R], scales[TILES];
     constexpr int TOGETHER = 4;  // tiles whose scores there are registers for
@@ -290,13 +290,13 @@ inline void attend_split(const KV<E>& kv, const int32_t* table, int kv_head, con
                          const Block<E>& follower, const Partial& state) {
     state.clear(q.rows, kv.dim);
     if (on_tiles(kv)) return attend_split_amx(kv, table, kv_head, q, split, follower, state);
-    const int end = q.slot[q.rows - 1];  // rows are in order
+    int end = 0;
+    for (int row = 0; row < q.rows; row += 4) end = std::max(end, q.last[row / 4]);
     for (int start = split * SPLIT; start < (split + 1) * SPLIT && start <= end; start += KEY_BLOCK<E>) {
         const Block<E> here = Block<E>::at(kv, table, kv_head, start, end);
         const Block<E> ahead = start + KEY_BLOCK<E> <= end ? Block<E>::at(kv, table, kv_head, start + KEY_BLOCK<E>, end) : follower;
         for (int row = 0; row < q.rows; row += 4) {
-            const int first = q.slot[row], last = q.slot[row + 3 < q.rows ? row + 3 : q.rows - 1];
-            if (start > last || (kv.window && start + KEY_BLOCK<E> <= first - kv.window + 1)) continue;
+            if (start > q.last[row / 4] || (kv.window && start + KEY_BLOCK<E> <= q.first[row / 4] - kv.window + 1)) continue;
             attend_rows(kv, q, row, start, here, ahead, state);
         }
     }
@@ -315,19 +315,26 @@ INLINE void fold(const Partial& total, const Partial& part, int rows, int dim) {
 }
 
 template <class E>
-inline void fill_tile(const KV<E>& kv, const AttentionStep<E>& step, const Unit& u, QueryTile<E>& q) {
-    const int shared = kv.heads / kv.kv_heads, begin = step.query_starts[u.sequence], n = step.query_starts[u.sequence + 1] - begin;
+inline void fill_tile(const KV<E>& kv, const AttentionStep<E>& step, const AttentionPlan& plan, const Unit& u, QueryTile<E>& q) {
+    const int shared = kv.heads / kv.kv_heads;
     q.rows = 0;
-    for (int i = u.first; i < u.first + u.count; i++)
-        for (int g = 0; g < shared; g++, q.rows++) {
-            q.query[q.rows] = step.query + ((size_t)(begin + i) * kv.heads + u.kv_head * shared + g) * query_size<E>(kv.dim);
-            q.slot[q.rows] = step.lengths[u.sequence] - n + i;
-        }
+    for (int m = u.mate; m < u.mate + u.mates; m++) {
+        const int s = plan.mates[m], begin = step.query_starts[s], n = step.query_starts[s + 1] - begin;
+        const int count = u.mates > 1 ? n : u.count;
+        for (int i = u.first; i < u.first + count; i++)
+            for (int g = 0; g < shared; g++, q.rows++) {
+                const int slot = step.lengths[s] - n + i, four = q.rows / 4;
+                q.query[q.rows] = step.query + ((size_t)(begin + i) * kv.heads + u.kv_head * shared + g) * query_size<E>(kv.dim);
+                q.slot[q.rows] = slot;
+                q.first[four] = q.rows % 4 ? std::min(q.first[four], slot) : slot;
+                q.last[four] = q.rows % 4 ? std::max(q.last[four], slot) : slot;
+            }
+    }
 }
 
 template <class E>
-inline void finish(const KV<E>& kv, const AttentionStep<E>& step, const Unit& u, const Partial& total) {
-    const int shared = kv.heads / kv.kv_heads, begin = step.query_starts[u.sequence];
+inline void finish(const KV<E>& kv, const AttentionStep<E>& step, int sequence, const Unit& u, const Partial& total) {
+    const int shared = kv.heads / kv.kv_heads, begin = step.query_starts[sequence];
     for (int i = 0, r = 0; i < u.count; i++)
         for (int g = 0; g < shared; g++, r++) {
             float* out = step.out + ((size_t)(begin + u.first + i) * kv.heads + u.kv_head * shared + g) * kv.dim;
@@ -337,18 +344,19 @@ inline void finish(const KV<E>& kv, const AttentionStep<E>& step, const Unit& u,
 }
 
 template <class E>
-void attention(Pool& pool, const KV<E>& kv, const AttentionStep<E>& step, const std::vector<Unit>& units, const std::vector<Unit>& folds,
-               Scratch& shared_scratch, std::vector<Scratch>& own, int thread) {
-    const int per = kv.heads / kv.kv_heads;
-    pool.loop((int)units.size(), 1, [&](int i) {
-        const Unit& u = units[i];
+void attention(Pool& pool, const KV<E>& kv, const AttentionStep<E>& step, const AttentionPlan& plan, Scratch& shared_scratch, std::vector<Scratch>& own, int thread) {
+    const int per = kv.heads / kv.kv_heads, units = (int)plan.units.size();
+    pool.loop(units, 1, [&](int i) {
+        const Unit& u = plan.units[i];
         QueryTile<E> q;
-        fill_tile(kv, step, u, q);
-        const int32_t* table = step.table + (size_t)u.sequence * step.table_stride;
+        fill_tile(kv, step, plan, u, q);
+        const int sequence = plan.mates[u.mate];
+        const int32_t* table = step.table + (size_t)sequence * step.table_stride;
         // What this thread most likely does next.
-        const Unit& next = units[i + pool.threads() < (int)units.size() ? i + pool.threads() : i];
-        const int32_t* next_table = step.table + (size_t)next.sequence * step.table_stride;
-        const Block<E> follower = Block<E>::at(kv, next_table, next.kv_head, next.split * SPLIT, step.lengths[next.sequence] - 1);
+        const Unit& next = plan.units[i + pool.threads() < units ? i + pool.threads() : i];
+        const int after = plan.mates[next.mate];
+        const int32_t* next_table = step.table + (size_t)after * step.table_stride;
+        const Block<E> follower = Block<E>::at(kv, next_table, next.kv_head, next.split * SPLIT, step.lengths[after] - 1);
         if (u.splits) return attend_split(kv, table, u.kv_head, q, u.split, follower, shared_scratch.part(u.at, q.rows, kv.dim));
         const size_t size = partial_floats(q.rows, kv.dim);
         own[thread].part(size, q.rows, kv.dim);  // grow before taking pointers
@@ -358,27 +366,28 @@ void attention(Pool& pool, const KV<E>& kv, const AttentionStep<E>& step, const 
             attend_split(kv, table, u.kv_head, q, s, follower, part);
             fold(total, part, q.rows, kv.dim);
         }
-        finish(kv, step, u, total);
+        finish(kv, step, sequence, u, total);
     });
-    if (folds.empty()) return;
-    pool.loop((int)folds.size(), 1, [&](int i) {
-        const Unit& u = folds[i];
+    if (plan.folds.empty()) return;
+    pool.loop((int)plan.folds.size(), 1, [&](int i) {
+        const Unit& u = plan.folds[i];
         const int rows = u.count * per;
+        auto part = [&](int s) {
+            const Part& p = plan.parts[u.at + s];
+            return shared_scratch.part(p.at, p.rows, kv.dim).from(p.row, kv.dim);
+        };
         Partial total = own[thread].part(0, rows, kv.dim);
-        const Partial first = shared_scratch.part(u.at, rows, kv.dim);
+        const Partial first = part(0);
         std::memcpy(total.top, first.top, rows * sizeof(float));
         std::memcpy(total.mass, first.mass, (size_t)rows * 16 * sizeof(float));
         std::memcpy(total.out, first.out, (size_t)rows * kv.dim * sizeof(float));
-        for (int s = 1; s < u.splits; s++) fold(total, shared_scratch.part(u.at + s * partial_floats(rows, kv.dim), rows, kv.dim), rows, kv.dim);
-        finish(kv, step, u, total);
+        for (int s = 1; s < u.splits; s++) fold(total, part(s), rows, kv.dim);
+        finish(kv, step, plan.mates[u.mate], u, total);
     });
 }
 
-template void attention<bf16>(Pool&, const KV<bf16>&, const AttentionStep<bf16>&, const std::vector<Unit>&, const std::vector<Unit>&, Scratch&,
-                              std::vector<Scratch>&, int);
-template void attention<int8_t>(Pool&, const KV<int8_t>&, const AttentionStep<int8_t>&, const std::vector<Unit>&, const std::vector<Unit>&, Scratch&,
-                                std::vector<Scratch>&, int);
-template void attention<float>(Pool&, const KV<float>&, const AttentionStep<float>&, const std::vector<Unit>&, const std::vector<Unit>&, Scratch&,
-                               std::vector<Scratch>&, int);
+template void attention<bf16>(Pool&, const KV<bf16>&, const AttentionStep<bf16>&, const AttentionPlan&, Scratch&, std::vector<Scratch>&, int);
+template void attention<int8_t>(Pool&, const KV<int8_t>&, const AttentionStep<int8_t>&, const AttentionPlan&, Scratch&, std::vector<Scratch>&, int);
+template void attention<float>(Pool&, const KV<float>&, const AttentionStep<float>&, const AttentionPlan&, Scratch&, std::vector<Scratch>&, int);
 
 }  // namespace octavo

@@ -13,12 +13,12 @@
 // (exp2(0) is exactly 1), so a row's bits do not depend on chunking, neighbours or the number of threads.
 #pragma once
 #include <type_traits>
+#include "attention_plan.h"
 #include "pool.h"
 
 namespace octavo {
 
 constexpr int TILE = 16;         // tokens in a tile
-constexpr int SPLIT = 512;       // keys between two folds
 constexpr float MASKED = -1e30f; // score of a key that a row may not see
 constexpr float LOWEST = -1e28f; // least top of a row: so far above MASKED that a masked weight is exactly 0
 constexpr int MAX_DIM = 512;     // numbers in a head
@@ -130,7 +130,6 @@ INLINE void write_kv(const KV<E>& kv, int page, int kv_head, int slot, float* ke
 
 // Softmax state of rows, in sixteens: output not yet divided by the mass, relative to 2^top. The mass of a row is kept
 // in sixteen lanes that are added up at the end of a split.
-constexpr int MAX_ROWS = 64;
 struct Partial {
     float *top, *mass, *out;  // [rows], [rows, 16], [rows, dim]; rows rounded up to sixteen
     void clear(int rows, int dim) const {
@@ -146,6 +145,7 @@ template <class E>
 struct QueryTile {
     const E* query[MAX_ROWS];  // query_size(dim) each
     int slot[MAX_ROWS];        // the row sees slots 0 .. slot[r]
+    int first[MAX_ROWS / 4], last[MAX_ROWS / 4];  // least and largest slot of four rows
     int rows;
 };
 
@@ -169,37 +169,8 @@ struct AttentionStep {
     float* out;
 };
 
-// A unit of work: rows of one sequence and kv head; `splits` > 0 when its splits are units of their own.
-struct Unit {
-    int sequence, kv_head, first, count, split, splits;
-    size_t at;  // where its partials lie
-};
-
-// The units of a step, the same for every layer. Decode rows over long contexts are cut by split, so that one long
-// sequence keeps all threads busy; the fold afterwards gives the same bits as the uncut walk.
-inline void plan_attention(const int32_t* query_starts, const int32_t* lengths, int sequences, int heads, int kv_heads, int dim,
-                           int threads, std::vector<Unit>& units, std::vector<Unit>& folds, size_t& scratch) {
-    const int shared = heads / kv_heads, tile = MAX_ROWS / shared > 0 ? MAX_ROWS / shared : 1;
-    units.clear(), folds.clear(), scratch = 0;
-    for (int s = 0; s < sequences; s++) {
-        const int rows = query_starts[s + 1] - query_starts[s], splits = (lengths[s] + SPLIT - 1) / SPLIT;
-        const bool cut = rows * shared <= 2 * MAX_ROWS && splits > 1 && threads > 1;
-        for (int h = 0; h < kv_heads; h++)
-            for (int first = 0; first < rows; first += tile) {
-                const int count = rows - first < tile ? rows - first : tile;
-                if (!cut) {
-                    units.push_back({s, h, first, count, 0, 0, 0});
-                    continue;
-                }
-                folds.push_back({s, h, first, count, 0, splits, scratch});
-                for (int i = 0; i < splits; i++, scratch += partial_floats(count * shared, dim)) units.push_back({s, h, first, count, i, splits, scratch});
-            }
-    }
-}
-
 // Called by every thread of a job. Instantiated for bf16, float and int8_t in attention.cpp.
 template <class E>
-void attention(Pool& pool, const KV<E>& kv, const AttentionStep<E>& step, const std::vector<Unit>& units, const std::vector<Unit>& folds,
-               Scratch& shared_scratch, std::vector<Scratch>& own, int thread);
+void attention(Pool& pool, const KV<E>& kv, const AttentionStep<E>& step, const AttentionPlan& plan, Scratch& shared_scratch, std::vector<Scratch>& own, int thread);
 
 }  // namespace octavo

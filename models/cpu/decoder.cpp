@@ -31,7 +31,7 @@ struct Model {
 };
 
 struct Step {
-    int32_t rows, sequences, logits, table_stride;
+    int32_t rows, sequences, logits, table_stride, groups;
     const int32_t *tokens, *positions, *query_starts, *lengths;
     const int32_t* const* tables;  // per layer group [sequences, table_stride]
     const int32_t* const* copies;  // per layer group [n, 2]
@@ -51,7 +51,7 @@ struct Workspace {
     std::vector<int8_t> i8;
     std::vector<uint8_t> query;
     std::vector<int32_t> slot, sequence, shift, sums;
-    std::vector<Unit> units, folds, last_units, last_folds;
+    AttentionPlan plan, last_plan;
     std::vector<int32_t> last_starts;
     std::vector<Scratch> own;
     std::vector<SampleScratch> sampler;
@@ -267,7 +267,7 @@ void run_layer(Engine& e, const Model& m, const Layer& layer, const Step& s, boo
     };
     panels(s.rows, [&](const Team& team, int first, int count) { before_attention<E>(team, w, m, layer, kv, s, first, count); });
     if (fewer) e.pool.loop(1, 1, [&](int) { gather_rows<E>(w, m, s); });
-    attention(e.pool, kv, step, fewer ? w.last_units : w.units, fewer ? w.last_folds : w.folds, w.shared, w.own, thread);
+    attention(e.pool, kv, step, fewer ? w.last_plan : w.plan, w.shared, w.own, thread);
     panels(fewer ? s.logits : s.rows, [&](const Team& team, int first, int count) { after_attention(team, w, m, layer, s, first, count); });
 }
 
@@ -311,12 +311,14 @@ void plan_rows(Engine& e, const Model& m, const Step& s) {
             w.sequence[r] = q;
             w.slot[r] = s.lengths[q] - s.query_starts[q + 1] + r;
         }
-    size_t scratch, last_scratch = 0;
-    plan_attention(s.query_starts, s.lengths, s.sequences, m.heads, m.kv_heads, m.dim, e.pool.threads(), w.units, w.folds, scratch);
+    const PageTables tables{s.tables, s.groups, s.table_stride, m.page_size};
+    auto plan = [&](AttentionPlan& attention, const int32_t* query_starts) {
+        attention.make(query_starts, s.lengths, s.sequences, tables, m.heads / m.kv_heads, m.kv_heads, e.pool.threads(), [&](int rows) { return partial_floats(rows, m.dim); });
+        Workspace::grow(w.shared.memory, attention.scratch);
+    };
+    plan(w.plan, s.query_starts);
     plan_last(w, s);
-    if (!w.last_starts.empty())
-        plan_attention(w.last_starts.data(), s.lengths, s.sequences, m.heads, m.kv_heads, m.dim, e.pool.threads(), w.last_units, w.last_folds, last_scratch);
-    Workspace::grow(w.shared.memory, std::max(scratch, last_scratch));
+    if (!w.last_starts.empty()) plan(w.last_plan, w.last_starts.data());
 }
 
 template <class E>
@@ -352,7 +354,7 @@ void attend_rows_only(Engine& e, const Model& m, const Layer& layer, const Step&
             }
         });
         attention(e.pool, kv, AttentionStep<E>{s.query_starts, s.lengths, s.tables[layer.group], s.sequences, s.table_stride, (E*)w.query.data(), out},
-                  w.units, w.folds, w.shared, w.own, thread);
+                  w.plan, w.shared, w.own, thread);
     });
 }
 

@@ -163,6 +163,35 @@ def last_row(shape: ModelConfig, kv_dtype: KVDtype, threads: int, lengths: list[
     return backend.attend(0, q[first:], k[first:], v[first:])[-1]
 
 
+@pytest.mark.parametrize("window", [None, 700])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(9, 3, 64), (4, 4, 32), (8, 1, 128)])
+@pytest.mark.parametrize("kv_dtype", ["float32", "bfloat16", "int8"])
+def test_sequences_that_attend_to_a_prefix_together_get_the_bits_that_each_gets_alone(
+    kv_dtype: KVDtype, heads: int, kv_heads: int, dim: int, window: int | None
+) -> None:
+    """Of the first 512 slots all have the same pages, of the next all but one; some have fewer rows than others."""
+    backend = CpuAttention(config(heads, kv_heads, dim, window), kv_dtype, 2)
+    backend.allocate(200, 16)
+    torch.manual_seed(11)
+    new = [1, 4, 1, 2, 3, 1, 1, 2]
+    lengths = [1090, 1094, 1153, 1089, 1100, 1090, 1026, 1040]
+    pages = [[*range(64), *range(70 + 10 * s, 80 + 10 * s)] for s in range(len(new))]
+    pages[3][40:64] = range(160, 184)  # from slot 640 on
+    for s, table in enumerate(pages):
+        first = lengths[s] - new[s]
+        backend.begin(step([Piece(range(first), table)]))
+        torch.manual_seed(s if s == 3 else 0)
+        rows = [torch.randn(1200, h, dim)[:first] for h in (heads, kv_heads, kv_heads)]
+        backend.attend(0, *rows)
+    own = [[torch.randn(n, h, dim) for h in (heads, kv_heads, kv_heads)] for n in new]
+    pieces = [Piece(range(n), table, length - n) for n, table, length in zip(new, pages, lengths, strict=True)]
+    backend.begin(step(pieces))
+    together = backend.attend(0, *(torch.cat(part) for part in zip(*own, strict=True)))
+    for piece, rows, mine in zip(pieces, own, together.split(new), strict=True):
+        backend.begin(step([piece]))
+        assert torch.equal(backend.attend(0, *rows), mine)
+
+
 @pytest.mark.parametrize(
     ("native", "kv_dtype"),
     [(True, "float32"), (True, "bfloat16"), (True, "int8"), (False, "float32"), (False, "bfloat16")],
