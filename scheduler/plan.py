@@ -10,7 +10,8 @@ The order of things:
    until these have waited for so many rows (`State.submit`). Beside sequences that decode, and wait for them, prompts
    get no more than a bound of their own, or what ends a prompt, and no more than each of these sequences still bears:
    twice the bound in all, and three eighths of it for each of its tokens, so that short answers are not given in the
-   middle of other people's prompts only. Seniority is (priority, arrival, choice).
+   middle of other people's prompts only. Such a step is filled up to the rows that the kernels compute at a time.
+   Seniority is (priority, arrival, choice).
 2. Pages are reserved by seniority. When there are none, the most junior running sequence is preempted, which may be
    the one asking. So the most senior always gets its pages, and two that cannot both fit run one after the other,
    never back and forth.

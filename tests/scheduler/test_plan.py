@@ -60,6 +60,15 @@ def test_who_decodes_bears_so_many_rows_of_prompts_for_each_of_its_tokens(tools:
     assert taken == [6, 6, 4, *[2] * 27]  # twice the bound, and three eighths of it for each token
 
 
+def test_steps_of_many_rows_of_prompts_are_filled_to_what_the_kernels_compute_at_a_time(tools: Any) -> None:
+    bench = tools.Bench(max_num_batched_tokens=512, max_prefill_beside=192, prefix_caching=False, num_pages=1024)
+    bench.submit(*[tools.request(f"decodes{i}", [i], max_tokens=40) for i in range(3)])
+    bench.step()
+    bench.submit(*[tools.request(f"long{i}", [7] * 500, max_tokens=1) for i in range(3)])
+    taken = [sum(rows(bench.step()).values()) for _ in range(6)]
+    assert taken == [208, 208, 128, 80, 80, 80]  # three of them decode; 195, 195, 115 and 75 are due
+
+
 def test_a_prompt_under_way_comes_before_waiting_prompts_that_are_as_long(tools: Any) -> None:
     bench = tools.Bench(max_num_batched_tokens=8)
     bench.submit(tools.request("first", range(20)), tools.request("second", range(50, 70)))
