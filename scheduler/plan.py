@@ -10,7 +10,7 @@ The order of things:
    until these have waited for so many rows (`State.submit`). Beside sequences that decode, and wait for them, prompts
    get no more than a bound of their own, or what ends a prompt, and no more than each of these sequences still bears:
    twice the bound in all, and three eighths of it for each of its tokens, so that short answers are not given in the
-   middle of other people's prompts only. Such a step is filled up to the rows that the kernels compute at a time.
+   middle of other people's prompts only. Within the bound it is filled up to the rows that kernels compute at a time.
    Seniority is (priority, arrival, choice).
 2. Pages are reserved by seniority. When there are none, the most junior running sequence is preempted, which may be
    the one asking. So the most senior always gets its pages, and two that cannot both fit run one after the other,
@@ -90,9 +90,10 @@ class _Budget:
         prompts = min(bound, borne)
         if prompts >= FEW_ROWS:
             prompts += -(prompts + decoding) % ROWS_TOGETHER
+            prompts -= ROWS_TOGETHER if prompts > bound else 0
         self.aside = max(0, self.tokens - prompts)
         self.tokens -= self.aside
-        self.to_end = min(self.aside, max(0, borne - bound))
+        self.to_end = min(self.aside, max(0, borne - max(bound, prompts)))
 
     def take(self, sequence: Sequence, has: int = 0, most: int | None = None) -> int:
         """Rows for a sequence beside those it has, at most `most`. While there are `tokens`."""

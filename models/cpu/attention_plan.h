@@ -12,25 +12,27 @@
 namespace octavo {
 
 constexpr int SPLIT = 512;     // keys between two folds
-constexpr int MAX_ROWS = 64;   // query rows of a unit: of every head that shares the keys
+constexpr int MAX_ROWS = 64;   // query rows of a unit: of every head that shares the keys; no model may have more heads that do
+constexpr int MOST_CUT = 2 * MAX_ROWS;   // query rows of a sequence that is cut by split: more are work enough for all threads
+constexpr int MOST_MATE = MAX_ROWS / 4;  // and of one that attends together with others: more fill the register tiles alone
 
-// Rows [first, first + count) of a sequence and the heads of one kv head, or all rows of several sequences.
+// What one thread does at a time. Of one sequence: rows [first, first + count). Of several: all their rows, `count` together.
 struct Unit {
-    int mate, mates;  // these sequences are mates[mate], mates[mate + 1], ...
+    int mate, mates;  // the sequences are mates[mate], mates[mate + 1], ...
     int kv_head, first, count;
-    int split, splits;  // splits 0: all of them, and nothing is left to fold
-    size_t at;          // of a unit of one split, where its partials lie; of a fold, its first part
+    int split, splits;  // splits 0: all splits, nothing is left to fold; 1: `split` alone; in a fold, how many are joined
+    size_t at;          // with splits 1 where its partials lie, in floats; in a fold its first part
 };
 
-// Where a unit has left its rows' partials: from row `row` on in those of `rows` rows that lie at `at`.
+// Where a unit leaves a sequence's partials: from row `row` on in those of `rows` rows that lie at `at`. 0 rows: no unit yet.
 struct Part {
     size_t at;
     int rows, row;
 };
 
-// Of one layer group [sequences, stride], each.
+// One plan serves all layers, so pages are the same only if they are in every layer group.
 struct PageTables {
-    const int32_t* const* of;
+    const int32_t* const* of;  // of[g]: those of layer group g, [sequences, stride]
     int groups, stride, page_size;
     // Whether two sequences have the same pages in a split.
     bool same(int a, int b, int split) const {
@@ -39,13 +41,13 @@ struct PageTables {
             if (std::memcmp(of[g] + (size_t)a * stride + from, of[g] + (size_t)b * stride + from, pages * sizeof(int32_t))) return false;
         return true;
     }
-    // What orders sequences so that those come together.
+    // What orders sequences so that those come together, if not quite always where there are several groups.
     int32_t last(int sequence, int split) const { return of[0][(size_t)sequence * stride + (split + 1) * (SPLIT / page_size) - 1]; }
 };
 
 struct AttentionPlan {
     std::vector<Unit> units, folds;
-    std::vector<int> mates;
+    std::vector<int> mates;  // first every sequence, as its own mate
     std::vector<Part> parts;
     size_t scratch;  // floats of all partials
 
@@ -61,22 +63,23 @@ struct AttentionPlan {
         int cut = 0;
         for (int s = 0; s < sequences; s++) {
             mates[s] = s;
-            if (splits(s) < 2 || !rows(s) || rows(s) * shared > 2 * MAX_ROWS) continue;
+            if (splits(s) < 2 || !rows(s) || rows(s) * shared > MOST_CUT) continue;
             start[s] = cut;
             cut += kv_heads * tiles(s) * splits(s);
         }
         parts.resize(cut, {0, 0, 0});
-        auto place = [&](int first, int count, int kv_head, int split, int of) {
-            units.push_back({first, count, kv_head, 0, of, split, 1, scratch});
-            scratch += beside(of * shared);
+        auto place = [&](int mate, int together, int kv_head, int first, int count, int split) {
+            units.push_back({mate, together, kv_head, first, count, split, 1, scratch});
+            scratch += beside(count * shared);
         };
         // Enough units must be left for all threads.
         const int most = SPLIT % tables.page_size ? 1 : std::min(tile, cut / (2 * threads));
         for (int split = 0; most > 1; split++) {
             alike.clear();
             for (int s = 0; s < sequences; s++)
-                if (start[s] >= 0 && rows(s) <= tile / 4 && lengths[s] - rows(s) >= (split + 1) * SPLIT) alike.push_back({tables.last(s, split), s});
-            if (alike.size() < 2) break;
+                // All its rows see all of the split, and its page table reaches so far.
+                if (start[s] >= 0 && rows(s) * shared <= MOST_MATE && lengths[s] - rows(s) >= (split + 1) * SPLIT) alike.push_back({tables.last(s, split), s});
+            if (alike.size() < 2) break;  // nor are there more in later splits
             std::sort(alike.begin(), alike.end());
             for (size_t i = 0, next; i < alike.size(); i = next) {
                 int together = rows(alike[i].second);
@@ -95,7 +98,7 @@ struct AttentionPlan {
                         parts[part(s, h, 0, split)] = {scratch, together * shared, row * shared};
                         row += rows(s);
                     }
-                    place(mate, (int)(next - i), h, split, together);
+                    place(mate, (int)(next - i), h, 0, together, split);
                 }
             }
         }
@@ -112,8 +115,7 @@ struct AttentionPlan {
                     for (int i = 0; i < splits(s); i++)
                         if (!parts[at + i].rows) {
                             parts[at + i] = {scratch, count * shared, 0};
-                            place(s, 1, h, i, count);
-                            units.back().first = first;
+                            place(s, 1, h, first, count, i);
                         }
                 }
     }

@@ -76,7 +76,7 @@ struct Workspace {
     static void grow(V& v, size_t n) {
         if (v.size() < n) v.resize(n);
     }
-    // Room for `count` rows of any width, for those from `first` (a multiple of sixteen) on: no two panels share any of it.
+    // Room for `count` rows of any width, for those from `first` (a multiple of eight, tiled of sixteen) on: no two panels share any of it.
     Rows rows(int first, int count, int width) {
         const size_t at = (size_t)first * widest, group = (size_t)first * pairs_of(widest) * 2;
         return {count, width, f32.data() + at, b16.data() + at, i8.data() + at, shift.data() + group, factor.data() + group, sums.data() + group, finest.data() + first, rest.data() + first};
@@ -193,7 +193,7 @@ void place_row(const Model& m, const Layer& layer, const KV<E>& kv, Workspace& w
     }
 }
 
-// A layer up to its keys and values, for rows [first, first + count): norm, q k v, rotation. `first` is a multiple of 16.
+// A layer up to its keys and values, for rows [first, first + count): norm, q k v, rotation. `first`: see `Workspace::rows`.
 template <class E>
 void before_attention(const Team& team, Workspace& w, const Model& m, const Layer& layer, const KV<E>& kv, const Step& s, int first, int count) {
     const int width = (m.heads + 2 * m.kv_heads) * m.dim, grain = rows_a_task(count);
@@ -243,6 +243,7 @@ void gather_rows(Workspace& w, const Model& m, const Step& s) {
 // Few rows: the threads share every matrix by its outputs. Many rows: each thread takes panels of rows through the layer, so
 // that what a row leaves behind stays in its core's cache; but then every thread reads all the weights.
 constexpr int PANEL = 128;
+constexpr int FEW_OVER = 4;  // rows over whole eights that the last panel takes besides; more of them cost as much as eight
 
 // Of the last layer only the rows whose logits are wanted need more than their keys and values.
 template <class E>
@@ -256,9 +257,9 @@ void run_layer(Engine& e, const Model& m, const Layer& layer, const Step& s, boo
     auto panels = [&](int rows, const auto& part) {
         const int threads = e.pool.threads();
         if (rows < (layer.down.format == W4 ? 4 : 8) * threads * threads) return part(all, 0, rows);
-        // As many for each thread, of as many eights of rows as the others or one more; the last has what is over too.
+        // As many for each thread, of as many eights of rows as the others or one more; the last has the rest.
         const int count = (rows + threads * PANEL - 1) / (threads * PANEL) * threads, unit = amx::available() ? BLOCK : ROWS;
-        const int units = (rows + unit - 5) / unit, each = units / count, more = units % count;  // up to four rows over are few
+        const int units = (rows + unit - 1 - FEW_OVER) / unit, each = units / count, more = units % count;
         if (!each) return part(all, 0, rows);
         e.pool.loop(count, 1, [&](int p) {
             const int first = (p * each + std::min(p, more)) * unit;
