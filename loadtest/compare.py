@@ -1,11 +1,15 @@
 """`make bench PEERS=1`: Octavo and its peers on the same request sets, one server at a time, and one table of ratios.
 
+For each peer both servers are up, and every set is driven at one and then at the other: a machine's speed may change by
+a third within minutes, and is then the same for both. The one that is not driven waits, and costs nothing but memory.
+
     python -m loadtest.compare --peers openvino,vllm --seeds 1,2,3
     python -m loadtest.compare --peers openvino single:1:1          only these sets
     python -m loadtest.compare --show bench-results/FILE.json       the tables of a run that was kept
 
 Peers are installed into a cache folder when they are first needed (`PEERS_DIR`). Octavo serves through HTTP;
-against peers that have only a bfloat16 model it is measured in bfloat16 too. Let nothing else run: it takes an hour.
+against peers that have only a bfloat16 model it is measured in bfloat16 too. Let nothing else run: a peer takes about
+four minutes a seed.
 """
 
 from __future__ import annotations
@@ -16,9 +20,10 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -70,15 +75,18 @@ def _compare(peers: Sequence[Peer], sets: Sets, serve: Sequence[str]) -> int:
         environments[peer.name] = install(peer, cache_folder())
     console.print("measuring the machine", style="dim")
     content: Content = {"seeds": list(dict.fromkeys(seed for seed, _ in sets)), "machine_probe": probe(), "servers": []}
-    for weights, flags in FLAGS.items():
-        if any(peer.weights == weights for peer in peers):
-            with _watched(content, "Octavo", weights, False) as entry, daemon([*serve, *flags]) as server:
-                _drive(entry, server, sets)
-            write(path, content)
     for peer in peers:
-        environment = environments[peer.name]
-        with _watched(content, f"{peer.title} {version(peer, environment)}", peer.weights, True) as entry:
-            _drive_peer(entry, peer, environment, sets)
+        title = f"{peer.title} {version(peer, environments[peer.name])}"
+        with (
+            _watched(content, "Octavo", peer.weights, False) as ours,
+            daemon([*serve, *FLAGS[peer.weights]]) as server,
+            _watched(content, title, peer.weights, True) as theirs,
+            _driver(peer, environments[peer.name], theirs) as drive,
+        ):
+            ours["ready_seconds"] = server.ready_seconds
+            for seed, run in sets:
+                _drive(ours, server, seed, run)
+                drive(seed, run)
         write(path, content)
     # A machine that was busy for a moment looks worse than it is: the better of two looks counts.
     content["machine_probe"] = better(content["machine_probe"], probe())
@@ -105,38 +113,51 @@ def _watched(content: Content, title: str, weights: str, of_peer: bool) -> Itera
         console.print(str(error), style="red", markup=False)
 
 
-def _drive(entry: Content, server: Server, sets: Sets) -> None:
-    entry["ready_seconds"] = server.ready_seconds
-    for seed, run in sets:
-        figures, answers = measure(server, run, seed)
-        _note(entry, figures, seed)
-        if errors := sorted({answer.error for answer in answers if answer.error}):
-            console.print(f"  {figures.failed} failed: {errors[0]}", markup=False, style="red")
+def _drive(entry: Content, server: Server, seed: int, run: Run) -> None:
+    figures, answers = measure(server, run, seed)
+    _note(entry, figures, seed)
+    if errors := sorted({answer.error for answer in answers if answer.error}):
+        console.print(f"  {figures.failed} failed: {errors[0]}", markup=False, style="red")
 
 
-def _drive_peer(entry: Content, peer: Peer, environment: Path, sets: Sets) -> None:
+@contextmanager
+def _driver(peer: Peer, environment: Path, entry: Content) -> Iterator[Callable[[int, Run], None]]:
+    """A peer that is ready, and what drives a set at it and notes its figures."""
     model = model_for(peer, cache_folder())
     log = RESULTS / f"{peer.name}.log"
     if peer.command is not None:
         with peer.start(environment, model, psutil.cpu_count(logical=False) or 1, log) as server:
-            return _drive(entry, server, sets)
+            entry["ready_seconds"] = server.ready_seconds
+            yield partial(_drive, entry, server)
+        return
     command = [str(environment / "bin/python"), "-m", f"loadtest.peers.{peer.name}", str(model), str(KV_GIB)]
-    command += [f"{seed}:{run.kind}:{run.requests}:{run.concurrency}" for seed, run in sets]
-    environ = os.environ | python_path()
     with (
         log.open("wb") as errors,
-        subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=errors, text=True) as process,
+        subprocess.Popen(
+            command,
+            env=os.environ | python_path(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        ) as process,
     ):
+        assert process.stdin is not None
         assert process.stdout is not None
-        for line in process.stdout:
-            said = json.loads(line) if line.startswith("{") else {}
-            if "ready_seconds" in said:
-                entry["ready_seconds"] = said["ready_seconds"]
-            elif "kind" in said:
-                _note(entry, Figures.of(said), said["seed"])
-    if process.returncode:
-        raise RuntimeError(f"{peer.title} ended with exit code {process.returncode}; see {log}")
-    return None
+        asked, said = process.stdin, process.stdout
+
+        def answer() -> Content:
+            for line in said:
+                if line.startswith("{"):
+                    return dict(json.loads(line))
+            raise RuntimeError(f"{peer.title} ended with exit code {process.wait()}; see {log}")
+
+        def drive(seed: int, run: Run) -> None:
+            print(f"{seed}:{run.kind}:{run.requests}:{run.concurrency}", file=asked, flush=True)
+            _note(entry, Figures.of(answer()), seed)
+
+        entry["ready_seconds"] = answer()["ready_seconds"]
+        yield drive
 
 
 def _note(entry: Content, figures: Figures, seed: int) -> None:

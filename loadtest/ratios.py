@@ -59,8 +59,9 @@ def ratio(ours: Figures | None, theirs: Figures | None) -> float | None:
 
 
 def own(measured: Sequence[Measured], peer: Measured) -> Measured | None:
-    """Octavo in the weights that a peer is compared in."""
-    return next((one for one in measured if not one.of_peer and one.weights == peer.weights), None)
+    """Octavo as it was measured beside a peer: what stands before it."""
+    before = measured[: measured.index(peer)]
+    return next((one for one in reversed(before) if not one.of_peer and one.weights == peer.weights), None)
 
 
 def ratio_rows(measured: Sequence[Measured]) -> list[Row]:
@@ -123,7 +124,7 @@ def slower(measured: Sequence[Measured]) -> list[str]:
     """Where the best peer's median TTFT or TPOT is below Octavo's, in words."""
     found = []
     for ours in measured:
-        peers = [peer for peer in measured if peer.of_peer and peer.weights == ours.weights]
+        peers = [peer for peer in measured if peer.of_peer and own(measured, peer) is ours]
         for kind, figures in {} if ours.of_peer else ours.sets.items():
             for name in ("ttft_p50", "tpot_p50"):
                 theirs = [

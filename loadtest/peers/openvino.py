@@ -1,9 +1,9 @@
 """OpenVINO GenAI's continuous batching driven in process, in that package's virtual environment.
 
-    python -m loadtest.peers.openvino MODEL KV_GIB SEED:KIND:REQUESTS:CONCURRENCY ...
+    echo SEED:KIND:REQUESTS:CONCURRENCY | python -m loadtest.peers.openvino MODEL KV_GIB
 
-Prints one line of JSON for each set: the fields of `Figures`. The first line is {"ready_seconds": ...}. It has no HTTP,
-JSON or streaming to pay for, which is to its advantage. Knows nothing of Octavo.
+Prints {"ready_seconds": ...}, and then for each line that names a set one line of JSON: the fields of `Figures`. It has
+no HTTP, JSON or streaming to pay for, which is to its advantage. Knows nothing of Octavo.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class Live:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Drive the sets."""
+    """Drive the sets as they are asked for."""
     import openvino_genai
 
-    model, kv_gib, *runs = arguments
+    model, kv_gib = arguments
     began = time.perf_counter()
     scheduling = openvino_genai.SchedulerConfig()
     scheduling.cache_size = int(kv_gib)
@@ -42,13 +42,13 @@ def main(arguments: Sequence[str]) -> None:
     pipeline = openvino_genai.ContinuousBatchingPipeline(model, scheduling, "CPU", {})
     print(json.dumps({"ready_seconds": time.perf_counter() - began}), flush=True)
     number = 0
-    for run in runs:
-        seed, kind, requests, concurrency = run.split(":")
+    for run in sys.stdin:
+        seed, kind, requests, concurrency = run.strip().split(":")
         prompts = list(make(kind, int(requests), int(seed)))
         answers, seconds = drive(openvino_genai, pipeline, prompts, int(concurrency), number)
         number += len(prompts)
         figures = summarise(kind, int(concurrency), answers, seconds)
-        print(json.dumps(asdict(figures) | {"seed": int(seed)}), flush=True)
+        print(json.dumps(asdict(figures)), flush=True)
 
 
 def drive(

@@ -31,7 +31,7 @@ PROBE = {
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
-    """Servers in the order they were started; nothing is installed, started or driven."""
+    """Servers in the order they were started and driven; nothing is installed, started or driven."""
     started: list[str] = []
 
     @contextmanager
@@ -47,6 +47,7 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
         yield Server(environment.name, "m", 2, 9.0)
 
     def measure(server: Server, run: Run, seed: int) -> tuple[Figures, list[object]]:
+        started.append(f"drive {server.url}")
         speed = {"octavo": 40.0, "llama": 10.0}[server.url] * seed
         return replace(FIGURES, kind=run.kind, output_tokens_per_second=speed), []
 
@@ -61,11 +62,11 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     return started
 
 
-def test_servers_run_one_after_the_other_and_their_figures_are_kept(
+def test_every_set_is_driven_at_both_servers_and_their_figures_are_kept(
     started: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert compare.main(["--peers", "llama", "--seeds", "1,3,2", "--serve", "--threads 1", "chat:4:2"]) == 0
-    assert started == ["octavo --threads 1", "llama"]
+    assert started == ["octavo --threads 1", "llama", *["drive octavo", "drive llama"] * 3]
     [path] = tmp_path.glob("*-peers.json")
     servers = json.loads(path.read_text())["servers"]
     assert [(entry["title"], len(entry["figures"])) for entry in servers] == [
@@ -90,20 +91,20 @@ def test_a_peer_that_does_not_start_is_noted_and_the_others_go_on(
     started: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert compare.main(["--peers", "vllm,llama", "chat:4:2"]) == 1
-    assert started[-1] == "llama"
+    assert started[-3:] == ["llama", "drive octavo", "drive llama"]
     [path] = tmp_path.glob("*-peers.json")
-    assert [entry["error"] for entry in json.loads(path.read_text())["servers"]][2] == "it did not start"
+    assert [entry["error"] for entry in json.loads(path.read_text())["servers"]][1] == "it did not start"
     assert "4.00x" in capsys.readouterr().out
 
 
 def test_a_peer_without_a_server_reports_its_figures_line_by_line(
     started: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lines = [{"ready_seconds": 3.5}, asdict(FIGURES) | {"seed": 1}]
-    program = "import sys\nprint('loading')\n" + "".join(f"print({json.dumps(line)!r})\n" for line in lines)
+    ready, figures = json.dumps({"ready_seconds": 3.5}), json.dumps(asdict(FIGURES))
+    program = f"print('loading')\nprint({ready!r}, flush=True)\nassert input() == '1:chat:4:2'\nprint({figures!r})\n"
     python = tmp_path / "openvino" / "bin" / "python"
     python.parent.mkdir(parents=True)
-    python.write_text(f"#!{sys.executable}\n{program}assert sys.argv[-1] == '1:chat:4:2', sys.argv\n")
+    python.write_text(f"#!{sys.executable}\n{program}")
     python.chmod(0o755)
     monkeypatch.setattr(compare, "cache_folder", lambda: tmp_path)
     assert compare.main(["--peers", "openvino", "chat:4:2"]) == 0
