@@ -14,9 +14,13 @@ class Arena:
     """One anonymous mapping handed out piece by piece. Freed when the last piece is."""
 
     def __init__(self, size: int) -> None:
-        mapping = mmap.mmap(-1, max(size, mmap.PAGESIZE))
+        size = max(size, mmap.PAGESIZE)
         if hasattr(mmap, "MADV_HUGEPAGE"):
+            # NOTE: a shared mapping, which is what mmap makes unless told otherwise, seldom gets huge pages.
+            mapping = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             mapping.madvise(mmap.MADV_HUGEPAGE)
+        else:
+            mapping = mmap.mmap(-1, size)
         self.memory: npt.NDArray[np.uint8] = np.frombuffer(mapping, np.uint8)
         self.used = 0
 
