@@ -93,7 +93,7 @@ class _Budget:
             prompts -= ROWS_TOGETHER if prompts > bound else 0
         self.aside = max(0, self.tokens - prompts)
         self.tokens -= self.aside
-        self.to_end = min(self.aside, max(0, borne - max(bound, prompts)))
+        self.to_end = min(self.aside, max(0, borne - bound))
 
     def take(self, sequence: Sequence, has: int = 0, most: int | None = None) -> int:
         """Rows for a sequence beside those it has, at most `most`. While there are `tokens`."""
